@@ -1,0 +1,65 @@
+"""The one error type for input that a user can mend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import contextlib
+from typing import Any
+
+
+class InputError(ValueError):
+  """Input that cannot be used, described so that its owner can mend it.
+
+  Every part is optional but `reason`. Command lines print `str(error)` as their only output and exit with 1;
+  `pipelines/convert.py` writes `to_dict()` as a line of `rejected.jsonl`.
+
+  Attributes:
+    reason: what is wrong, in a few words without values, so that equal faults can be counted.
+    path: the file.
+    where: the array, record or instruction in it.
+    found: the value found.
+    expected: the value expected.
+    fix: what to do.
+  """
+
+  _FIELDS = ('reason', 'path', 'where', 'found', 'expected', 'fix')
+
+  def __init__(self, reason: str, *, path: str | None = None, where: str | None = None, found: Any = None,
+               expected: Any = None, fix: str | None = None):
+    super().__init__(reason)
+    self.reason = reason
+    self.path = path
+    self.where = where
+    self.found = None if found is None else str(found)
+    self.expected = None if expected is None else str(expected)
+    self.fix = fix
+
+  def __str__(self) -> str:
+    text = ': '.join(part for part in (self.path, self.where, self.reason) if part)
+    details = [f'{name} {value}' for name, value in (('found', self.found), ('expected', self.expected))
+               if value is not None]
+    if details:
+      text = f'{text}: {", ".join(details)}'
+    return f'{text}; {self.fix}' if self.fix else text
+
+  def __reduce__(self):
+    return _rebuild, (type(self), self.to_dict())
+
+  def to_dict(self) -> dict[str, str | None]:
+    """The parts by name; `InputError(**parts)` builds an equal error."""
+    return {name: getattr(self, name) for name in self._FIELDS}
+
+
+def _rebuild(cls, parts):
+  return cls(**parts)
+
+
+@contextlib.contextmanager
+def in_file(path: str) -> Iterator[None]:
+  """Adds `path` to an `InputError` raised inside the block that names none."""
+  try:
+    yield
+  except InputError as error:
+    if error.path is None:
+      error.path = path
+    raise

@@ -1,0 +1,59 @@
+"""Names and columns of the features, and the opcode table.
+
+The tables are those of the published TpuGraphs dataset. Column i of `Module.node_feat` is `node_feature_names()[i]`; the same
+holds for the config features.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import importlib.resources
+
+NUM_NODE_FEATURES = 140
+NUM_TILE_FEATURES = 24
+NUM_LAYOUT_FEATURES = 18
+NUM_OPCODES = 121  # Ids 0 (unknown) to 120.
+UNKNOWN_OPCODE = 0
+
+# A layout config holds, per configurable op, the layout of these tensors, each as up to six dimensions, minor to major.
+LAYOUT_TENSORS = ('output', 'input', 'kernel')
+LAYOUT_DIMENSIONS = 6
+
+
+def _table(name: str) -> list[dict[str, str]]:
+  text = importlib.resources.files('tpu_graphs').joinpath('tables', name).read_text(encoding='utf-8')
+  return list(csv.DictReader(text.splitlines()))
+
+
+@functools.cache
+def node_feature_names() -> tuple[str, ...]:
+  """The 140 names of the columns of `Module.node_feat`."""
+  return tuple(row['name_readme'] for row in _table('node_features.csv'))
+
+
+@functools.cache
+def tile_feature_names() -> tuple[str, ...]:
+  """The 24 names of the columns of `Module.config_feat`."""
+  return tuple(row['name'] for row in _table('tile_config_features.csv'))
+
+
+@functools.cache
+def layout_feature_names() -> tuple[str, ...]:
+  """The 18 names of the last axis of `Module.node_config_feat`."""
+  return tuple(f'{tensor}_layout_{i}' for tensor in LAYOUT_TENSORS for i in range(LAYOUT_DIMENSIONS))
+
+
+@functools.cache
+def opcodes() -> dict[str, int]:
+  """Opcode name -> id, 1 to 120. A name that is missing here has the id `UNKNOWN_OPCODE`."""
+  return {row['name']: int(row['id']) for row in _table('opcodes.csv') if row['status'] != 'unknown'}
+
+
+@functools.cache
+def opcode_names() -> tuple[str, ...]:
+  """Opcode id -> name; id 0 is '<unknown>'."""
+  names = ['<unknown>'] * NUM_OPCODES
+  for name, opcode in opcodes().items():
+    names[opcode] = name
+  return tuple(names)
