@@ -63,3 +63,16 @@ def in_file(path: str) -> Iterator[None]:
     if error.path is None:
       error.path = path
     raise
+
+
+def looks_like(head: bytes) -> str:
+  """Says in a few words what a file that starts with `head` seems to be, for an error message."""
+  signatures = ((b'PK', 'a zip archive (npz?)'), (b'\x93NUMPY', 'an npy array'), (b'\x1f\x8b', 'a gzip archive'),
+                (b'HloModule', 'HLO text'), (b'<', 'HTML or XML'), (b'{', 'JSON'))
+  if not head:
+    return 'an empty file'
+  stripped = head.lstrip()
+  for signature, description in signatures:
+    if stripped.startswith(signature):
+      return description
+  return f'bytes {head[:16]!r}'

@@ -1,7 +1,7 @@
 """Names and columns of the features, and the opcode table.
 
-The tables are those of the published TpuGraphs dataset. Column i of `Module.node_feat` is `node_feature_names()[i]`; the same
-holds for the config features.
+The tables are those of the published TpuGraphs dataset. Column i of `Module.node_feat` is
+`node_feature_names()[i]`; the same holds for the config features.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LAYOUT_DIMENSIONS = 6
 
 
 def _table(name: str) -> list[dict[str, str]]:
-  text = importlib.resources.files('tpu_graphs').joinpath('tables', name).read_text(encoding='utf-8')
+  text = importlib.resources.files('tpu_graphs').joinpath(f'tables/{name}').read_text(encoding='utf-8')
   return list(csv.DictReader(text.splitlines()))
 
 

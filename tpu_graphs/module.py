@@ -12,7 +12,9 @@ import numpy as np
 from tpu_graphs import errors
 from tpu_graphs import features
 
-KINDS = ('tile', 'layout')
+# The fields of `Module` that only one kind has. In everything else the kinds are alike.
+KIND_ARRAYS = {'tile': ('config_feat', 'config_runtime_normalizers'), 'layout': ('node_config_ids', 'node_config_feat')}
+KINDS = tuple(KIND_ARRAYS)
 UNMEASURED = -1  # `config_runtime` of a config that was not measured.
 MIN_RUNTIME_NS = 2  # A measured time below this is a failed measurement, not a fast config.
 
@@ -34,8 +36,9 @@ def kind_of_collection(collection: str) -> str:
 class Module:
   """One XLA program as a graph of ops, with its configs and their measured runtimes.
 
-  Sizes: N ops, E operand edges, C configs, NC configurable ops, S segments of computations. Arrays are checked and brought to the
-  given dtype when a `Module` is made, so an existing `Module` is always well formed. Arrays must not be written to afterwards.
+  Sizes: N ops, E operand edges, C configs, NC configurable ops, S segments of computations. Arrays are checked and
+  brought to the given dtype when a `Module` is made, so an existing `Module` is always well formed. Arrays must not be
+  written to afterwards.
 
   Attributes:
     module_id: a name that is unique in a collection: the stem of the npz file, or HLO module name and fingerprint.
@@ -43,19 +46,21 @@ class Module:
     node_opcode: uint8 [N], ids of `features.opcodes()`.
     node_feat: float32 [N, 140], columns named by `features.node_feature_names()`.
     edge_index: int64 [E, 2], rows (consumer, operand), each an index of an op.
-    node_splits: int64 [S + 1], from 0 to N: op i lies in segment s where node_splits[s] <= i < node_splits[s + 1]. A missing
-      last entry N is appended.
+    node_splits: int64 [S + 1], from 0 to N: op i lies in segment s where node_splits[s] <= i < node_splits[s + 1]. A
+      missing last entry N is appended.
     computation: int64 [N], index of each op's computation; where it is not known (None is given), of its segment.
     config_runtime: int64 [C], measured time in ns, lower is better; -1 where not measured.
     config_id: int64 [C], position of each config in its source; distinct.
     config_feat: float32 [C, 24], tile only, columns named by `features.tile_feature_names()`.
-    config_runtime_normalizers: int64 [C], tile only, time in ns of the default config in the same run; -1 where not measured.
+    config_runtime_normalizers: int64 [C], tile only, time in ns of the default config in the same run; -1 where not
+      measured.
     node_config_ids: int64 [NC], layout only, index of each configurable op.
-    node_config_feat: int8 [C, NC, 18], layout only, last axis named by `features.layout_feature_names()`; -1 is "no dimension".
+    node_config_feat: int8 [C, NC, 18], layout only, last axis named by `features.layout_feature_names()`; -1 is "no
+      dimension".
     dropped_runs: reason -> number of runs of the source that are not among the C configs, because they failed.
 
   Raises (on construction):
-    InputError: an array has a wrong shape, dtype, value or index; the error names it, what was found and what is expected.
+    InputError: an array has a wrong shape, dtype, value or index; the error names it, the value found and the expected.
   """
 
   module_id: str
@@ -66,7 +71,7 @@ class Module:
   node_splits: np.ndarray
   config_runtime: np.ndarray
   config_id: np.ndarray
-  computation: np.ndarray | None = None
+  computation: np.ndarray = None  # type: ignore[assignment]  # Filled in on construction.
   config_feat: np.ndarray | None = None
   config_runtime_normalizers: np.ndarray | None = None
   node_config_ids: np.ndarray | None = None
@@ -78,17 +83,18 @@ class Module:
       raise errors.InputError('unknown kind', where='kind', found=repr(self.kind), expected=' or '.join(KINDS))
     if not self.module_id:
       raise errors.InputError('empty name', where='module_id', expected='a name that is unique in the collection')
-    for name, given in self.array_names().items():
-      if (getattr(self, name) is not None) != given:
-        raise errors.InputError('array missing' if given else 'array of the other kind', where=name,
-                                expected=f'{"present" if given else "absent"} in a {self.kind} module')
+    for kind, names in KIND_ARRAYS.items():
+      for name in names:
+        if (getattr(self, name) is not None) != (kind == self.kind):
+          raise errors.InputError('array of the other kind' if kind != self.kind else 'array missing', where=name,
+                                  expected=f'the arrays of a {self.kind} module: {", ".join(KIND_ARRAYS[self.kind])}')
 
     n = self._set('node_opcode', _integers, (None,), np.uint8, low=0, high=features.NUM_OPCODES - 1).size
     self._set('node_feat', _floats, (n, features.NUM_NODE_FEATURES))
     self._set('edge_index', _integers, (None, 2), np.int64, low=0, high=n - 1)
     self._set_node_splits(n)
     if self.computation is None:
-      object.__setattr__(self, 'computation', np.repeat(np.arange(self.node_splits.size - 1), np.diff(self.node_splits)))
+      object.__setattr__(self, 'computation', segment_of_op(self.node_splits))
     self._set('computation', _integers, (n,), np.int64, low=0)
 
     c = self._set('config_runtime', _integers, (None,), np.int64, low=UNMEASURED).size
@@ -98,7 +104,7 @@ class Module:
     if self.kind == 'tile':
       self._set('config_feat', _floats, (c, features.NUM_TILE_FEATURES))
       self._set('config_runtime_normalizers', _integers, (c,), np.int64, low=UNMEASURED)
-      self._check_normalizers()
+      self._check_normalizers(self.config_runtime_normalizers)
     else:
       nc = self._set('node_config_ids', _integers, (None,), np.int64, low=0, high=n - 1).size
       self._set('node_config_feat', _integers, (c, nc, features.NUM_LAYOUT_FEATURES), np.int8, low=-128, high=127)
@@ -120,19 +126,14 @@ class Module:
     if splits[-1] != n:
       object.__setattr__(self, 'node_splits', np.append(splits, n))
 
-  def _check_normalizers(self) -> None:
+  def _check_normalizers(self, normalizers) -> None:
     measured = self.config_runtime != UNMEASURED
-    bad = np.where(measured, self.config_runtime_normalizers < 1, self.config_runtime_normalizers != UNMEASURED)
+    bad = np.where(measured, normalizers < 1, normalizers != UNMEASURED)
     if bad.any():
       i = int(np.argmax(bad))
       raise errors.InputError('normalizer does not fit the runtime', where=f'config_runtime_normalizers[{i}]',
-                              found=f'{self.config_runtime_normalizers[i]} beside a runtime of {self.config_runtime[i]}',
+                              found=f'{normalizers[i]} beside a runtime of {self.config_runtime[i]}',
                               expected='>= 1 ns where measured, else -1')
-
-  def array_names(self) -> dict[str, bool]:
-    """Name of each array field that depends on the kind -> whether a module of this kind has it."""
-    tile = self.kind == 'tile'
-    return {'config_feat': tile, 'config_runtime_normalizers': tile, 'node_config_ids': not tile, 'node_config_feat': not tile}
 
   @property
   def num_ops(self) -> int:
@@ -158,11 +159,11 @@ class Module:
 
   @property
   def relative_runtime(self) -> np.ndarray:
-    """What rankings are judged by, [C]: ns as int64 for layout, runtime / normalizer as float64 for tile; NaN or -1 unmeasured."""
+    """`relative_runtime` of this module's configs, [C]."""
     return relative_runtime(self.config_runtime, self.config_runtime_normalizers)
 
   def topology_fingerprint(self) -> bytes:
-    """A 16-byte digest of opcodes and edges, equal for modules with the same graph whatever their features and configs."""
+    """A 16-byte digest of opcodes and edges, equal for modules with the same graph, whatever else differs."""
     order = np.lexsort((self.edge_index[:, 1], self.edge_index[:, 0]))
     digest = hashlib.blake2b(self.node_opcode.tobytes(), digest_size=16)
     digest.update(self.edge_index[order].astype('<i8').tobytes())
@@ -173,6 +174,11 @@ class Module:
     names = ('config_runtime', 'config_id', 'config_feat', 'config_runtime_normalizers', 'node_config_feat')
     return dataclasses.replace(
         self, **{name: getattr(self, name)[indices] for name in names if getattr(self, name) is not None})
+
+
+def segment_of_op(node_splits: np.ndarray) -> np.ndarray:
+  """Index of each op's segment, int64 [N], from splits int64 [S + 1]."""
+  return np.repeat(np.arange(node_splits.size - 1), np.diff(node_splits))
 
 
 def relative_runtime(runtime: np.ndarray, normalizer: np.ndarray | None) -> np.ndarray:
@@ -191,7 +197,7 @@ def relative_runtime(runtime: np.ndarray, normalizer: np.ndarray | None) -> np.n
 
 
 def _check_shape(array: np.ndarray, where: str, shape: tuple[int | None, ...]) -> None:
-  if array.ndim != len(shape) or any(want is not None and want != got for want, got in zip(shape, array.shape)):
+  if array.ndim != len(shape) or any(want not in (None, got) for want, got in zip(shape, array.shape, strict=True)):
     expected = ', '.join('any' if size is None else str(size) for size in shape)
     raise errors.InputError('wrong shape', where=where, found=f'{list(array.shape)}', expected=f'[{expected}]')
 
@@ -213,12 +219,13 @@ def _integers(array: np.ndarray, where: str, shape: tuple[int | None, ...], dtyp
               high: int | None = None) -> np.ndarray:
   _check_shape(array, where, shape)
   if array.dtype.kind not in 'iu':
-    raise errors.InputError('wrong dtype', where=where, found=array.dtype, expected=f'an integer dtype, best {np.dtype(dtype)}')
+    raise errors.InputError('wrong dtype', where=where, found=array.dtype, expected='an integer dtype')
   limit = np.iinfo(np.int64).max if high is None else high
   if array.size and (array.min() < low or array.max() > limit):
     index = np.unravel_index(int(np.argmax((array < low) | (array > limit))), array.shape)
     expected = f'>= {low}' if high is None else f'{low} to {high}' if high >= low else 'no value, there is no op'
-    raise errors.InputError('value out of range', where=f'{where}{[int(i) for i in index]}', found=array[index], expected=expected)
+    raise errors.InputError('value out of range', where=f'{where}{[int(i) for i in index]}', found=array[index],
+                            expected=expected)
   return array.astype(dtype, copy=False)
 
 

@@ -1,0 +1,278 @@
+"""TpuGraphs npz files <-> `Module`.
+
+A file is read in two passes: first the directory of the zip and the npy headers, which tell every name, dtype and
+shape and are all checked before any array is inflated, then the arrays. Layout configs, by far the largest array, are
+inflated in blocks and narrowed to int8 on the way. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import os
+import pathlib
+import tempfile
+from typing import Any, BinaryIO
+import zipfile
+import zlib
+
+import numpy as np
+
+from tpu_graphs import errors
+from tpu_graphs import features
+from tpu_graphs import module as module_lib
+
+DEFAULT_MAX_ARRAY_BYTES = 16 << 30
+_BLOCK_BYTES = 16 << 20
+
+# Array -> (dtype kinds, shape). Letters are sizes that must agree over the arrays of a file; see `Module`.
+_GRAPH_ARRAYS = {
+    'node_opcode': ('iu', ('N',)),
+    'node_feat': ('f', ('N', features.NUM_NODE_FEATURES)),
+    'edge_index': ('iu', ('E', 2)),
+    'config_runtime': ('iu', ('C',)),
+}
+_KIND_ARRAYS = {
+    'tile': {
+        'config_feat': ('f', ('C', features.NUM_TILE_FEATURES)),
+        'config_runtime_normalizers': ('iu', ('C',)),
+    },
+    'layout': {
+        'node_config_ids': ('iu', ('NC',)),
+        'node_config_feat': ('fiu', ('C', 'NC', features.NUM_LAYOUT_FEATURES)),
+    },
+}
+# Arrays that some files lack: published tile files have no splits; the last two exist only in files written by `save`.
+_OPTIONAL_ARRAYS = {
+    'node_splits': ('iu', ('S',)),
+    'computation': ('iu', ('N',)),
+    'config_id': ('iu', ('C',)),
+}
+
+SHORT_RUN = f'time < {module_lib.MIN_RUNTIME_NS} ns'
+NO_NORMALIZER = 'no normalizer'
+
+
+@dataclasses.dataclass(frozen=True)
+class _Header:
+  """What the zip directory and the npy header say of one array."""
+  dtype: np.dtype
+  shape: tuple[int, ...]
+  fortran_order: bool
+  body: int  # Offset of the first value behind the header.
+
+  @property
+  def nbytes(self) -> int:
+    size = self.dtype.itemsize
+    for length in self.shape:
+      size *= length
+    return size
+
+
+def load(path: str | os.PathLike[str], *, kind: str | None = None,
+         max_array_bytes: int = DEFAULT_MAX_ARRAY_BYTES) -> module_lib.Module:
+  """Reads and checks one npz file.
+
+  Configs whose runtime (or, for tile, normalizer) is no measurement are dropped and counted in `dropped_runs`. Where
+  that is every config, as in the published test files, all are kept, unmeasured.
+
+  Args:
+    path: a local file. Its stem becomes the `module_id`.
+    kind: 'tile' or 'layout' to refuse the other kind; None takes what the file holds.
+    max_array_bytes: arrays that would inflate to more are refused before anything is allocated.
+
+  Raises:
+    InputError: the file is missing, damaged, or not a module; names file, array, value found and value expected.
+  """
+  path = os.fspath(path)
+  try:
+    with open(path, 'rb') as file:
+      return read(file, path=path, kind=kind, max_array_bytes=max_array_bytes)
+  except OSError as error:
+    raise errors.InputError('cannot read file', path=path, found=error.strerror) from error
+
+
+def read(file: BinaryIO, *, path: str, kind: str | None = None,
+         max_array_bytes: int = DEFAULT_MAX_ARRAY_BYTES) -> module_lib.Module:
+  """`load` from an open, seekable file; `path` serves for the module's name and in errors."""
+  with errors.in_file(path), _damage_explained(file), zipfile.ZipFile(file) as archive:
+    headers = {name: _header(archive, name, max_array_bytes) for name in _array_names(archive)}
+    kind = _check_kind(headers, kind)
+    known = {**_GRAPH_ARRAYS, **_KIND_ARRAYS[kind], **_OPTIONAL_ARRAYS}
+    headers = {name: headers[name] for name in known if name in headers}
+    _check_headers(headers, known)
+    arrays = {name: _array(archive, name, header) for name, header in headers.items()}
+    return _module(kind, pathlib.PurePosixPath(path).name.removesuffix('.npz'), arrays)
+
+
+def save(module: module_lib.Module, path: str | os.PathLike[str]) -> None:
+  """Writes `module` in the published form, which `load` reads back equal (save for `dropped_runs`).
+
+  The file appears under its name only when it is complete.
+  """
+  c = module.num_configs
+  arrays: dict[str, np.ndarray] = {name: getattr(module, name) for name in ('node_opcode', 'node_feat', 'edge_index')}
+  arrays['node_splits'] = module.node_splits[np.newaxis]
+  unmeasured = module.config_runtime == module_lib.UNMEASURED
+  arrays['config_runtime'] = np.where(unmeasured, 0, module.config_runtime)
+  if module.config_feat is not None and module.config_runtime_normalizers is not None:
+    arrays['config_feat'] = module.config_feat
+    arrays['config_runtime_normalizers'] = np.where(unmeasured, 1, module.config_runtime_normalizers)
+  if module.node_config_ids is not None and module.node_config_feat is not None:
+    arrays['node_config_ids'] = module.node_config_ids
+    arrays['node_config_feat'] = module.node_config_feat.astype(np.float32)
+  if not np.array_equal(module.config_id, np.arange(c)):
+    arrays['config_id'] = module.config_id
+  segment = module_lib.segment_of_op(module.node_splits)
+  if not np.array_equal(module.computation, segment):
+    arrays['computation'] = module.computation
+  target = pathlib.Path(path)
+  with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f'.{target.name}.', delete=False) as file:
+    try:
+      np.savez_compressed(file, **arrays)
+      os.replace(file.name, target)
+    except BaseException:
+      os.unlink(file.name)
+      raise
+
+
+@contextlib.contextmanager
+def _damage_explained(file: BinaryIO) -> Iterator[None]:
+  """Turns what zipfile, zlib and NumPy raise on a damaged file into one `InputError` that tells the damage."""
+  head = file.read(64)
+  file.seek(0)
+  try:
+    yield
+  except errors.InputError:
+    raise
+  except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+    if not head:
+      raise errors.InputError('empty file', found='0 bytes', expected='an npz file') from error
+    if not head.startswith(b'PK'):
+      raise errors.InputError('not an npz file', found=errors.looks_like(head), expected='a zip archive of npy arrays',
+                              fix='download the file again') from error
+    raise errors.InputError('damaged or truncated npz file', found=str(error), expected='a complete zip archive',
+                            fix='download the file again') from error
+
+
+def _array_names(archive: zipfile.ZipFile) -> list[str]:
+  return [name.removesuffix('.npy') for name in archive.namelist() if name.endswith('.npy')]
+
+
+def _header(archive: zipfile.ZipFile, name: str, max_array_bytes: int) -> _Header:
+  info = archive.getinfo(f'{name}.npy')
+  with archive.open(info) as stream:
+    version = np.lib.format.read_magic(stream)
+    reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran_order, dtype = reader(stream)
+    header = _Header(dtype, shape, fortran_order, stream.tell())
+  if dtype.hasobject:
+    raise errors.InputError('pickled objects', where=name, found=dtype, expected='numbers',
+                            fix='save it as a plain numeric array; objects are never unpickled')
+  if header.nbytes > max_array_bytes:
+    raise errors.InputError('array too large', where=name, found=f'{header.nbytes} bytes as {list(shape)} {dtype}',
+                            expected=f'<= {max_array_bytes} bytes', fix='raise the limit if the file is right')
+  if header.body + header.nbytes != info.file_size:
+    raise errors.InputError('header does not fit the data', where=name,
+                            found=f'{info.file_size - header.body} bytes of data',
+                            expected=f'{header.nbytes} bytes for {list(shape)} {dtype}')
+  return header
+
+
+def _check_kind(headers: dict[str, _Header], kind: str | None) -> str:
+  found = [k for k, names in _KIND_ARRAYS.items() if any(name in headers for name in names)]
+  if len(found) != 1:
+    raise errors.InputError('neither a tile nor a layout file' if not found else 'both a tile and a layout file',
+                            found=f'arrays {", ".join(sorted(headers)) or "none"}',
+                            expected=' or '.join(', '.join(names) for names in _KIND_ARRAYS.values()))
+  if kind is not None and kind != found[0]:
+    raise errors.InputError('file of the other kind', found=f'a {found[0]} file', expected=f'a {kind} file',
+                            fix=f'give a collection that starts with {found[0]}:')
+  return found[0]
+
+
+def _check_headers(headers: dict[str, _Header], known: dict[str, tuple[str, tuple[Any, ...]]]) -> None:
+  """Checks that every array is there, of a fitting dtype and of a shape that agrees with the others."""
+  sizes: dict[str, tuple[int, str]] = {}  # Letter -> size, and the array that told it.
+  for name, (dtype_kinds, shape) in known.items():
+    if name not in headers:
+      if name in _OPTIONAL_ARRAYS:
+        continue
+      raise errors.InputError('array missing', where=name, found=f'arrays {", ".join(headers)}')
+    header = headers[name]
+    if header.dtype.kind not in dtype_kinds:
+      families = {'f': 'float', 'iu': 'integer', 'fiu': 'float or integer'}
+      raise errors.InputError('wrong dtype', where=name, found=header.dtype, expected=families[dtype_kinds])
+    found = header.shape
+    if name == 'node_splits' and len(found) == 2 and found[0] == 1:
+      found = found[1:]
+    expected = []
+    for letter in shape:
+      size, source = sizes.get(letter, (None, '')) if isinstance(letter, str) else (letter, '')
+      expected.append((size, f'{size} (as in {source})' if source else str(size or letter)))
+    if len(found) != len(shape) or any(want is not None and want != got
+                                       for (want, _), got in zip(expected, found, strict=True)):
+      raise errors.InputError('wrong shape', where=name, found=list(header.shape),
+                              expected=f'[{", ".join(text for _, text in expected)}]')
+    for letter, size in zip(shape, found, strict=True):
+      if isinstance(letter, str):
+        sizes.setdefault(letter, (size, name))
+
+
+def _array(archive: zipfile.ZipFile, name: str, header: _Header) -> np.ndarray:
+  """Inflates one array; layout configs come out as int8."""
+  with archive.open(f'{name}.npy') as stream:
+    stream.read(header.body)
+    order = header.shape[::-1] if header.fortran_order else header.shape
+    narrow = name == 'node_config_feat'
+    flat = np.empty(header.nbytes // max(header.dtype.itemsize, 1), np.int8 if narrow else header.dtype)
+    step = max(1, _BLOCK_BYTES // max(header.dtype.itemsize, 1))
+    for start in range(0, flat.size, step):
+      size = min(step, flat.size - start)
+      data = stream.read(size * header.dtype.itemsize)
+      if len(data) < size * header.dtype.itemsize:
+        raise EOFError(f'{name} ends early')
+      block = np.frombuffer(data, header.dtype)
+      flat[start:start + size] = _narrow(block, start, order) if narrow else block
+    stream.read(1)  # Reaching the end makes zipfile check the CRC.
+  array = flat.reshape(order)
+  return np.ascontiguousarray(array.T) if header.fortran_order else array
+
+
+def _narrow(block: np.ndarray, start: int, shape: tuple[int, ...]) -> np.ndarray:
+  with np.errstate(invalid='ignore'):
+    narrowed = block.astype(np.int8)
+  if (bad := narrowed != block).any():
+    i = int(np.argmax(bad))
+    index = [int(j) for j in np.unravel_index(start + i, shape)]
+    raise errors.InputError('value not a small integer', where=f'node_config_feat{index}', found=block[i],
+                            expected='a whole number from -128 to 127 (dimensions of a layout, or -1)')
+  return narrowed
+
+
+def _module(kind: str, module_id: str, arrays: dict[str, np.ndarray]) -> module_lib.Module:
+  runtime = arrays['config_runtime'].astype(np.int64, copy=False)
+  if (runtime < 0).any():
+    i = int(np.argmax(runtime < 0))
+    raise errors.InputError('negative runtime', where=f'config_runtime[{i}]', found=runtime[i],
+                            expected='>= 0 ns, where 0 says "not measured"')
+  short = runtime < module_lib.MIN_RUNTIME_NS
+  no_normalizer = np.zeros_like(short)
+  if kind == 'tile':
+    no_normalizer = (arrays['config_runtime_normalizers'] < 1) & ~short
+  unmeasured = short | no_normalizer
+  dropped = {}
+  if not unmeasured.all():
+    reasons = {SHORT_RUN: short, NO_NORMALIZER: no_normalizer}
+    dropped = {reason: int(mask.sum()) for reason, mask in reasons.items() if mask.any()}
+  arrays['config_runtime'] = np.where(unmeasured, module_lib.UNMEASURED, runtime)
+  if kind == 'tile':
+    arrays['config_runtime_normalizers'] = np.where(
+        unmeasured, module_lib.UNMEASURED, arrays['config_runtime_normalizers'])
+  n = arrays['node_opcode'].size
+  splits = arrays.pop('node_splits', np.array([0, n])).reshape(-1)
+  config_id = arrays.pop('config_id', np.arange(runtime.size))
+  module = module_lib.Module(module_id=module_id, kind=kind, node_splits=splits, config_id=config_id,
+                             dropped_runs=dropped, **arrays)
+  return module.select_configs(np.flatnonzero(~unmeasured)) if dropped else module

@@ -1,0 +1,169 @@
+"""`Module` -> tf.Example records -> GraphTensor.
+
+A record is one serialized tf.Example in the encoding that tfgnn.parse_example reads with the schema alone. It is
+written here straight from the arrays, with neither TensorFlow nor a protobuf library: Beam workers need not load
+TensorFlow, equal modules give equal bytes (protobuf promises no order for a map), and a packed float list costs one
+copy.
+
+Format: https://www.tensorflow.org/api_docs/python/tf/train/Example and
+https://protobuf.dev/programming-guides/encoding; names of the features are those of tfgnn.write_example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+import dataclasses
+import hashlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tpu_graphs import errors
+from tpu_graphs import module as module_lib
+from tpu_graphs import schema
+
+if TYPE_CHECKING:
+  import tensorflow_gnn as tfgnn
+
+_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3  # Field numbers of tf.train.Feature.
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordOptions:
+  """How modules become records.
+
+  Attributes:
+    max_configs: a module with more configs is split over several records, each with the graph and a fair share.
+    max_bytes: the same for the size of a record; a graph that is larger by itself is refused.
+    seed: decides which configs go to which record.
+  """
+  max_configs: int = 1000
+  max_bytes: int = 128 << 20
+  seed: int = 0
+
+  def __post_init__(self):
+    for name in ('max_configs', 'max_bytes'):
+      if getattr(self, name) < 1:
+        raise errors.InputError('limit too small', where=name, found=getattr(self, name), expected='>= 1')
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+  """A serialized tf.Example and what a writer needs to know of it.
+
+  Attributes:
+    module_id: of the module.
+    part: which record of the module this is, from 0.
+    num_configs: configs in this record.
+    data: the serialized tf.Example.
+  """
+  module_id: str
+  part: int
+  num_configs: int
+  data: bytes
+
+
+def encode(module: module_lib.Module, options: RecordOptions = RecordOptions()) -> Iterator[Record]:
+  """Encodes `module` as one or more records; each holds the whole graph, together they hold each config once.
+
+  Raises:
+    InputError: the graph does not fit into `options.max_bytes` with even one config.
+  """
+  graph = [_entry(name, value) for name, value in _graph_features(module)]
+  graph_bytes = sum(map(len, graph))
+  for part, chosen in enumerate(_deal(module, graph_bytes, options)):
+    share = module if chosen is None else module.select_configs(chosen)
+    configs = [_entry(name, value) for name, value in _config_features(share)]
+    yield Record(module.module_id, part, share.num_configs, _example([*configs, *graph]))
+
+
+def to_graph_tensor(module: module_lib.Module) -> tfgnn.GraphTensor:
+  """The GraphTensor of a whole module, as tfgnn reads it from a record."""
+  import tensorflow_gnn as tfgnn
+  whole = RecordOptions(max_configs=max(1, module.num_configs), max_bytes=1 << 31)
+  (record,) = encode(module, whole)
+  return tfgnn.parse_single_example(schema.graph_spec(module.kind), record.data)
+
+
+def _deal(module: module_lib.Module, graph_bytes: int, options: RecordOptions) -> Iterable[np.ndarray | None]:
+  """Indices of the configs of each record; None for all."""
+  # At most 10 bytes each for id, runtime and normalizer, beside the features.
+  config_bytes = 30 + sum(array[:1].nbytes for array in (module.config_feat, module.node_config_feat)
+                          if array is not None)
+  room = (options.max_bytes - graph_bytes - 1024) // config_bytes
+  if room < 1:
+    raise errors.InputError('module too large for a record', where=module.module_id,
+                            found=f'{graph_bytes} bytes of graph and {config_bytes} of each config',
+                            expected=f'<= {options.max_bytes} bytes', fix='raise --max_record_bytes')
+  parts = -(-module.num_configs // min(options.max_configs, room))
+  if parts <= 1:
+    return [None]
+  name = hashlib.blake2b(module.module_id.encode(), digest_size=8).digest()
+  order = np.random.default_rng([options.seed, int.from_bytes(name, 'little')]).permutation(module.num_configs)
+  return [np.sort(order[part::parts]) for part in range(parts)]
+
+
+def _graph_features(module: module_lib.Module) -> Iterator[tuple[str, bytes | np.ndarray]]:
+  yield 'context/module_id', module.module_id.encode()
+  yield 'edges/operand.#size', np.array([module.num_edges])
+  yield 'edges/operand.#source', module.edge_index[:, 1]
+  yield 'edges/operand.#target', module.edge_index[:, 0]
+  yield 'nodes/op.#size', np.array([module.num_ops])
+  yield 'nodes/op.computation', module.computation
+  yield 'nodes/op.feat', module.node_feat
+  yield 'nodes/op.opcode', module.node_opcode
+  if module.node_config_ids is not None:
+    yield 'edges/configures.#size', np.array([module.num_config_ops])
+    yield 'edges/configures.#source', np.arange(module.num_config_ops)
+    yield 'edges/configures.#target', module.node_config_ids
+    yield 'nodes/config_op.#size', np.array([module.num_config_ops])
+
+
+def _config_features(module: module_lib.Module) -> Iterator[tuple[str, bytes | np.ndarray]]:
+  ragged = {'config_id': module.config_id, 'config_runtime': module.config_runtime, 'config_feat': module.config_feat,
+            'config_runtime_normalizer': module.config_runtime_normalizers}
+  for name, array in ragged.items():
+    if array is not None:
+      yield f'context/{name}', array
+      yield f'context/{name}.d1', np.array([module.num_configs])  # The row length, without which nothing parses.
+  if module.node_config_feat is not None:
+    yield 'context/node_config_feat', module.node_config_feat.tobytes()
+
+
+def _entry(name: str, value: bytes | np.ndarray) -> bytes:
+  """One entry of the map `Features.feature`, tag and length included."""
+  if isinstance(value, bytes):
+    field, body = _BYTES_LIST, _delimited(1, value)
+  elif value.dtype.kind == 'f':
+    field, body = _FLOAT_LIST, _delimited(1, value.astype('<f4', copy=False).tobytes())
+  else:
+    field, body = _INT64_LIST, _delimited(1, varints(value.astype(np.int64, copy=False)))
+  return _delimited(1, _delimited(1, name.encode()) + _delimited(2, _delimited(field, body)))
+
+
+def _example(entries: list[bytes]) -> bytes:
+  return _delimited(1, b''.join(entries))
+
+
+def _delimited(field: int, body: bytes) -> bytes:
+  """A length-delimited protobuf field."""
+  header, length = bytearray([field << 3 | 2]), len(body)
+  while length > 0x7f:
+    header.append(length & 0x7f | 0x80)
+    length >>= 7
+  header.append(length)
+  return bytes(header) + body
+
+
+def varints(values: np.ndarray) -> bytes:
+  """The concatenated protobuf varints of an int64 [n]; a negative value takes ten bytes."""
+  unsigned = values.view(np.uint64)
+  num_bytes = np.ones(values.shape, np.int64)
+  for limit in range(7, 64, 7):
+    num_bytes += unsigned >= np.uint64(1 << limit)
+  width = int(num_bytes.max(initial=1))
+  shifts = np.arange(0, 7 * width, 7, dtype=np.uint64)
+  digits = (unsigned[:, np.newaxis] >> shifts & np.uint64(0x7f)).astype(np.uint8)  # [n, width]
+  position = np.arange(width)
+  digits[position < num_bytes[:, np.newaxis] - 1] |= 0x80
+  return digits[position < num_bytes[:, np.newaxis]].tobytes()

@@ -1,0 +1,160 @@
+"""Statistics of feature columns: what a model needs to normalise its inputs.
+
+They are computed over the train split only, stored with the data, and copied into each run so that a model never
+depends on data at hand. Every column is described twice, as it is (x) and as sign(x) * log1p(|x|), since HLO features
+span nine decades.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+
+from tpu_graphs import errors
+from tpu_graphs import module as module_lib
+
+FORMAT_VERSION = 1
+
+
+def signed_log(x: np.ndarray) -> np.ndarray:
+  """sign(x) * log1p(|x|), float64."""
+  x = np.asarray(x, np.float64)
+  return np.sign(x) * np.log1p(np.abs(x))
+
+
+@dataclasses.dataclass(frozen=True)
+class Moments:
+  """Minimum, maximum, mean and sum of squared deviations of `count` rows, each float64 [columns].
+
+  Merging follows Chan, Golub, LeVeque: Updating formulae and a pairwise algorithm for computing sample variances, 1979.
+  """
+  count: int
+  min: np.ndarray
+  max: np.ndarray
+  mean: np.ndarray
+  m2: np.ndarray
+
+  @classmethod
+  def of(cls, values: np.ndarray, weights: np.ndarray | None = None) -> Moments:
+    """Moments of the rows of `values`, [rows, columns], each counted `weights` [rows, columns] times (default once)."""
+    values = np.asarray(values, np.float64)
+    if values.shape[0] == 0:
+      columns = values.shape[1]
+      return cls(0, np.full(columns, np.inf), np.full(columns, -np.inf), np.zeros(columns), np.zeros(columns))
+    if weights is None:
+      mean = values.mean(axis=0)
+      return cls(values.shape[0], values.min(axis=0), values.max(axis=0), mean, np.square(values - mean).sum(axis=0))
+    present = weights > 0
+    count = int(weights[:, 0].sum())
+    mean = (values * weights).sum(axis=0) / max(count, 1)
+    return cls(count, np.where(present, values, np.inf).min(axis=0), np.where(present, values, -np.inf).max(axis=0),
+               mean, (np.square(values - mean) * weights).sum(axis=0))
+
+  def merge(self, other: Moments) -> Moments:
+    """Moments of both sets of rows together."""
+    count = self.count + other.count
+    delta = other.mean - self.mean
+    share = other.count / count if count else 0.0
+    return Moments(count, np.minimum(self.min, other.min), np.maximum(self.max, other.max), self.mean + delta * share,
+                   self.m2 + other.m2 + np.square(delta) * self.count * share)
+
+  @property
+  def std(self) -> np.ndarray:
+    """Population standard deviation, float64 [columns]."""
+    return np.sqrt(self.m2 / max(self.count, 1))
+
+  def to_json(self) -> dict[str, Any]:
+    columns = {'min': self.min, 'max': self.max, 'mean': self.mean, 'std': self.std}
+    return {name: [0.0] * array.size if self.count == 0 else array.tolist() for name, array in columns.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+  """Feature ('feat', 'config_feat' or 'node_config_feat') -> moments of its columns, plain and as signed logarithm."""
+  plain: Mapping[str, Moments]
+  log: Mapping[str, Moments]
+
+  @classmethod
+  def of(cls, module: module_lib.Module) -> Statistics:
+    """Statistics of one module: each op, each config and each op's config counts once."""
+    values = {'feat': module.node_feat}
+    if module.config_feat is not None:
+      values['config_feat'] = module.config_feat
+    plain = {name: Moments.of(array) for name, array in values.items()}
+    log = {name: Moments.of(signed_log(array)) for name, array in values.items()}
+    if module.node_config_feat is not None:
+      # One count per value instead of pass upon pass in float64: these are the largest arrays there are.
+      levels = np.repeat(np.arange(-128.0, 128.0)[:, np.newaxis], module.node_config_feat.shape[2], axis=1)
+      counts = _count_int8(module.node_config_feat)
+      plain['node_config_feat'] = Moments.of(levels, counts)
+      log['node_config_feat'] = Moments.of(signed_log(levels), counts)
+    return cls(plain, log)
+
+  def merge(self, other: Statistics) -> Statistics:
+    """Statistics of both sets of modules together."""
+    return Statistics({name: moments.merge(other.plain[name]) for name, moments in self.plain.items()},
+                      {name: moments.merge(other.log[name]) for name, moments in self.log.items()})
+
+  def to_json(self) -> dict[str, Any]:
+    """The content of `statistics.json`, as described in docs/formats.md."""
+    return {
+        'format_version': FORMAT_VERSION,
+        'features': {
+            name: {'count': plain.count, **plain.to_json(), 'log': self.log[name].to_json(),
+                   'constant': np.flatnonzero(~(plain.min < plain.max)).tolist()}
+            for name, plain in self.plain.items()}}
+
+
+def merge_all(parts: Iterable[Statistics]) -> Statistics | None:
+  """All of `parts` merged in their order; None if there are none."""
+  return functools.reduce(lambda total, part: part if total is None else total.merge(part), parts, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnStatistics:
+  """The statistics of one feature as a model reads them; see `Moments`. Arrays are float64 [columns].
+
+  Attributes:
+    count: rows that were seen.
+    log_mean: mean of sign(x) * log1p(|x|).
+    log_std: its standard deviation.
+    constant: bool, whether the column had one value only.
+  """
+  count: int
+  log_mean: np.ndarray
+  log_std: np.ndarray
+  constant: np.ndarray
+
+
+def parse(content: Mapping[str, Any]) -> dict[str, ColumnStatistics]:
+  """Reads the content of `statistics.json`.
+
+  Raises:
+    InputError: it is of another format version.
+  """
+  if content.get('format_version') != FORMAT_VERSION:
+    raise errors.InputError('statistics of another format', where='format_version', found=content.get('format_version'),
+                            expected=FORMAT_VERSION, fix='convert the data again')
+  result = {}
+  for name, columns in content['features'].items():
+    constant = np.zeros(len(columns['mean']), bool)
+    constant[columns['constant']] = True
+    result[name] = ColumnStatistics(columns['count'], np.array(columns['log']['mean']), np.array(columns['log']['std']),
+                                    constant)
+  return result
+
+
+def _count_int8(values: np.ndarray) -> np.ndarray:
+  """How often each value -128..127 occurs in each column of int8 [..., columns]: int64 [256, columns]."""
+  columns = values.shape[-1]
+  rows = values.reshape(-1, columns)
+  counts = np.zeros((256, columns), np.int64)
+  for start in range(0, rows.shape[0], 1 << 20):
+    block = rows[start:start + (1 << 20)].view(np.uint8)
+    for column in range(columns):
+      counts[:, column] += np.bincount(block[:, column], minlength=256)
+  return np.roll(counts, 128, axis=0)  # uint8 order is 0..127, -128..-1.
