@@ -11,28 +11,32 @@ import pytest
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
 SHARED = pathlib.Path(os.environ.get('TPU_GRAPHS_SHARED', pathlib.Path(__file__).parents[2] / 'shared'))
 
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason='needs the folder shared/ beside the checkout (real measured files)')
+needs_shared = pytest.mark.skipif(
+    not SHARED.is_dir(), reason='needs the folder shared/ beside the checkout (real measured files)')
 
 
 def tile_arrays(n=4, c=6, seed=0, **over) -> dict[str, np.ndarray]:
   """Arrays of a tiny valid tile npz; `name=None` leaves an array out, any other value replaces it."""
   rng = np.random.default_rng(seed)
-  return _merge(_graph_arrays(rng, n, c), config_feat=rng.random((c, 24), dtype=np.float32),
-                config_runtime_normalizers=np.full(c, 2000), **over)
+  own = {'config_feat': rng.random((c, 24), dtype=np.float32), 'config_runtime_normalizers': np.full(c, 2000)}
+  return _merge(_graph_arrays(rng, n, c), own, over)
 
 
 def layout_arrays(n=4, c=6, nc=2, seed=0, **over) -> dict[str, np.ndarray]:
   """Arrays of a tiny valid layout npz; `name=None` leaves an array out, any other value replaces it."""
   rng = np.random.default_rng(seed)
-  return _merge(_graph_arrays(rng, n, c), node_config_ids=np.arange(nc),
-                node_config_feat=rng.integers(-1, 5, (c, nc, 18)).astype(np.float32), node_splits=np.array([[0, n]]), **over)
+  own = {'node_config_ids': np.arange(nc), 'node_splits': np.array([[0, n]]),
+         'node_config_feat': rng.integers(-1, 5, (c, nc, 18)).astype(np.float32)}
+  return _merge(_graph_arrays(rng, n, c), own, over)
 
 
 def _graph_arrays(rng, n, c):
-  return dict(node_feat=rng.random((n, 140), dtype=np.float32), node_opcode=rng.integers(1, 120, n).astype(np.uint8),
-              edge_index=np.array([[i, i - 1] for i in range(1, n)], np.int64).reshape(-1, 2),
-              config_runtime=np.arange(1, c + 1) * 1000)
+  return {'node_feat': rng.random((n, 140), dtype=np.float32),
+          'node_opcode': rng.integers(1, 120, n).astype(np.uint8),
+          'edge_index': np.array([[i, i - 1] for i in range(1, n)], np.int64).reshape(-1, 2),
+          'config_runtime': np.arange(1, c + 1) * 1000}
 
 
-def _merge(arrays, **over):
-  return {name: array for name, array in {**arrays, **over}.items() if array is not None}
+def _merge(*parts):
+  merged = {name: array for part in parts for name, array in part.items()}
+  return {name: array for name, array in merged.items() if array is not None}

@@ -11,11 +11,13 @@ https://protobuf.dev/programming-guides/encoding; names of the features are thos
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 import dataclasses
 import hashlib
-from typing import TYPE_CHECKING
+import struct
+from typing import TYPE_CHECKING, BinaryIO
 
+import google_crc32c
 import numpy as np
 
 from tpu_graphs import errors
@@ -54,12 +56,14 @@ class Record:
   Attributes:
     module_id: of the module.
     part: which record of the module this is, from 0.
-    num_configs: configs in this record.
+    measured: whether any config of the module is measured.
+    sizes: 'ops', 'edges', 'config_ops', 'configs' -> their number in this record.
     data: the serialized tf.Example.
   """
   module_id: str
   part: int
-  num_configs: int
+  measured: bool
+  sizes: Mapping[str, int]
   data: bytes
 
 
@@ -74,7 +78,9 @@ def encode(module: module_lib.Module, options: RecordOptions = RecordOptions()) 
   for part, chosen in enumerate(_deal(module, graph_bytes, options)):
     share = module if chosen is None else module.select_configs(chosen)
     configs = [_entry(name, value) for name, value in _config_features(share)]
-    yield Record(module.module_id, part, share.num_configs, _example([*configs, *graph]))
+    sizes = {'ops': module.num_ops, 'edges': module.num_edges, 'config_ops': module.num_config_ops,
+             'configs': share.num_configs}
+    yield Record(module.module_id, part, module.is_measured, sizes, _example([*configs, *graph]))
 
 
 def to_graph_tensor(module: module_lib.Module) -> tfgnn.GraphTensor:
@@ -83,6 +89,26 @@ def to_graph_tensor(module: module_lib.Module) -> tfgnn.GraphTensor:
   whole = RecordOptions(max_configs=max(1, module.num_configs), max_bytes=1 << 31)
   (record,) = encode(module, whole)
   return tfgnn.parse_single_example(schema.graph_spec(module.kind), record.data)
+
+
+def write_tfrecords(file: BinaryIO, records: Iterable[bytes]) -> tuple[int, int]:
+  """Writes records in the uncompressed TFRecord format; returns the file's number of bytes and its crc32c.
+
+  Format: https://www.tensorflow.org/tutorials/load_data/tfrecord. (Beam's own sink offers no order within a file.)
+  """
+  size = checksum = 0
+  for record in records:
+    length = struct.pack('<Q', len(record))
+    for part in (length, _masked_crc(length), record, _masked_crc(record)):
+      file.write(part)
+      checksum = google_crc32c.extend(checksum, part)
+      size += len(part)
+  return size, checksum
+
+
+def _masked_crc(data: bytes) -> bytes:
+  crc = google_crc32c.value(data)
+  return struct.pack('<I', ((crc >> 15 | crc << 17) + 0xa282ead8) & 0xffffffff)
 
 
 def _deal(module: module_lib.Module, graph_bytes: int, options: RecordOptions) -> Iterable[np.ndarray | None]:

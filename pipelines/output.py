@@ -1,0 +1,106 @@
+"""The life of a dataset directory: refused or cleared, in progress, published.
+
+While a conversion runs, the directory holds `in_progress.json`; at the end `manifest.json` appears instead. So what was
+interrupted can be told from what is finished, and from a directory of somebody else's, also on file systems where
+directories cannot be renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from typing import Any
+
+from apache_beam.io import filesystems
+
+from pipelines import beam as beam_lib
+from tpu_graphs import errors
+from tpu_graphs import manifest as manifest_lib
+
+IN_PROGRESS_NAME = 'in_progress.json'
+FAILURE_NAME = 'failure.json'
+_OWN_NAMES = (manifest_lib.FILE_NAME, manifest_lib.SCHEMA_NAME, manifest_lib.STATISTICS_NAME,
+              manifest_lib.REJECTED_NAME, IN_PROGRESS_NAME, FAILURE_NAME)
+
+
+def join(directory: str, *names: str) -> str:
+  """Path of a file below `directory` on any file system."""
+  return posixpath.join(directory, *names)
+
+
+def list_files(directory: str) -> list[str]:
+  """Paths of all files at any depth below `directory`, relative to it; none if it does not exist."""
+  root = directory.rstrip('/') + '/'
+  (result,) = filesystems.FileSystems.match([root + '**'])
+  return sorted(entry.path[len(root):] for entry in result.metadata_list if not entry.path.endswith('/'))
+
+
+def begin(directory: str, *, request: dict[str, Any], overwrite: bool) -> None:
+  """Makes `directory` ready to be written.
+
+  Args:
+    directory: the dataset directory to be.
+    request: what decides the result. A directory left by an interrupted run of the same request is cleared.
+    overwrite: clear a dataset, or what an interrupted run of another request left, instead of refusing.
+
+  Raises:
+    InputError: the directory holds a dataset, an unfinished one of another request, or files of somebody else.
+  """
+  files = list_files(directory)
+  if manifest_lib.FILE_NAME in files and not overwrite:
+    raise errors.InputError('output exists', path=directory, found='a dataset', expected='no directory or an empty one',
+                            fix='give --overwrite to replace it')
+  foreign = [name for name in files if not _is_own(name)]
+  if foreign or (files and not {manifest_lib.FILE_NAME, IN_PROGRESS_NAME} & set(files)):
+    raise errors.InputError('output exists and is no dataset', path=directory, found=(foreign or files)[0],
+                            expected='no directory or an empty one', fix='choose another place')
+  marker = join(directory, IN_PROGRESS_NAME)
+  text = json.dumps(request, sort_keys=True)
+  if IN_PROGRESS_NAME in files and not overwrite and beam_lib.read_bytes(marker).decode() != text:
+    raise errors.InputError('output holds an unfinished conversion with other options', path=directory,
+                            fix='repeat its command to finish it, or give --overwrite')
+  _delete(directory, files)
+  if not filesystems.FileSystems.exists(directory):
+    filesystems.FileSystems.mkdirs(directory)
+  beam_lib.write_atomically(marker, text.encode())
+
+
+def publish(directory: str, *, manifest: manifest_lib.Manifest, files: dict[str, str]) -> None:
+  """Writes `files` (name -> content) and, last, the manifest."""
+  for name, content in files.items():
+    beam_lib.write_atomically(join(directory, name), content.encode())
+  beam_lib.write_atomically(join(directory, manifest_lib.FILE_NAME), manifest.dumps().encode())
+
+
+def end(directory: str) -> None:
+  """Removes the mark of a conversion in progress from a published directory."""
+  filesystems.FileSystems.delete([join(directory, IN_PROGRESS_NAME)])
+
+
+def abandon(directory: str) -> errors.InputError | None:
+  """Removes what a failed conversion left; returns the error that a step reported by `report_failure`, if any."""
+  files = list_files(directory)
+  reported = None
+  if FAILURE_NAME in files:
+    reported = errors.InputError(**json.loads(beam_lib.read_bytes(join(directory, FAILURE_NAME))))
+  _delete(directory, files)
+  filesystems.FileSystems.delete([directory])
+  return reported
+
+
+def report_failure(directory: str, error: errors.InputError) -> None:
+  """Leaves `error` where the main process finds it: runners do not carry exceptions over unchanged."""
+  beam_lib.write_atomically(join(directory, FAILURE_NAME), json.dumps(error.to_dict()).encode())
+
+
+def _is_own(name: str) -> bool:
+  folder, _, rest = name.partition('/')
+  return name in _OWN_NAMES or name.endswith('.partial') or (
+      folder in manifest_lib.SPLITS and rest.startswith('part-'))
+
+
+def _delete(directory: str, files: list[str]) -> None:
+  """Deletes `files`, the manifest first, so that a half-deleted dataset is none."""
+  ordered = sorted(files, key=lambda name: (name != manifest_lib.FILE_NAME, name == IN_PROGRESS_NAME, name))
+  for name in ordered:
+    filesystems.FileSystems.delete([join(directory, name)])

@@ -1,0 +1,64 @@
+"""Packs the library, the pipelines and the baselines as one distribution.
+
+Dataflow workers install it through `--setup_file=./setup.py`, so it needs nothing but setuptools and this folder.
+"""
+
+import pathlib
+import re
+
+import setuptools
+
+ROOT = pathlib.Path(__file__).parent
+
+
+def _version() -> str:
+  """`tpu_graphs.__version__`, read without an import, which would need the dependencies."""
+  text = (ROOT / 'tpu_graphs' / '__init__.py').read_text(encoding='utf-8')
+  return re.search(r"^__version__ = '(.+)'$", text, re.MULTILINE).group(1)
+
+
+BEAM = '>=2.77,<2.78'
+
+setuptools.setup(
+    name='tpu_graphs',
+    version=_version(),
+    description='Learns from measured XLA programs which compiler configurations are fast',
+    long_description=(ROOT / 'README.md').read_text(encoding='utf-8'),
+    long_description_content_type='text/markdown',
+    license='Apache-2.0',
+    license_files=['LICENSE'],
+    classifiers=[
+        'Intended Audience :: Developers',
+        'Intended Audience :: Science/Research',
+        'Programming Language :: Python :: 3.10',
+        'Programming Language :: Python :: 3.11',
+        'Topic :: Scientific/Engineering :: Artificial Intelligence',
+        'Topic :: Software Development :: Compilers',
+    ],
+    python_requires='>=3.10,<3.12',
+    packages=setuptools.find_packages(include=['tpu_graphs', 'tpu_graphs.*', 'pipelines', 'baselines', 'baselines.*']),
+    package_data={'tpu_graphs': ['schemas/*.pbtxt', 'tables/*.csv']},
+    entry_points={'console_scripts': ['tpu-graphs = tpu_graphs.cli:main']},
+    install_requires=[
+        'absl-py>=1.0',
+        f'apache-beam[tfrecord]{BEAM}',
+        'google-apitools>=0.5.31,<0.5.32',  # Without it Beam prints a warning whenever it is imported.
+        'google-crc32c>=1.5,<2',  # Beam's TFRecord checksums in C; without it they are computed in Python.
+        'numpy>=1.23.5,<2',
+        'protobuf>=4.25,<5',  # TensorFlow 2.15 needs < 5, Beam 2.77 refuses most of 4.21 to 4.24.
+        'tensorflow>=2.15,<2.16',  # TF-Ranking needs tf.estimator, gone in 2.16.
+        'tensorflow-gnn>=1.0.3,<1.1',
+        'tensorflow-ranking>=0.5.5,<0.6',
+    ],
+    extras_require={
+        # ruff and mypy change with each minor release. TensorBoard 2.15 imports pkg_resources, gone in setuptools 82.
+        'dev': ['build', 'hypothesis', 'mypy>=2.4,<2.5', 'pytest>=8', 'ruff>=0.17,<0.18', 'scipy',
+                'setuptools>=68,<82', 'types-protobuf', 'wheel'],
+        # What Beam needs for gs:// paths and Dataflow. Its own extra adds clients of databases that need protobuf 6.
+        'gcp': ['google-api-core>=2.20,<2.31', 'google-auth>=2,<3', 'google-auth-httplib2>=0.1,<0.3',
+                'google-cloud-dataflow-client>=0.13,<0.14', 'google-cloud-resource-manager>=1.12,<2',
+                'google-cloud-storage>=2.18.2,<4'],
+        'dask': [f'apache-beam[dask]{BEAM}'],
+        'collect': ['jax==0.4.30', 'jaxlib==0.4.30'],
+    },
+)

@@ -1,0 +1,99 @@
+"""Tests of what setup.py packs."""
+
+from __future__ import annotations
+
+import configparser
+import email
+import pathlib
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+from packaging import requirements
+from packaging import specifiers
+import pytest
+
+import tpu_graphs
+
+ROOT = pathlib.Path(__file__).parents[1]
+PACKAGES = ('tpu_graphs', 'pipelines', 'baselines')
+METADATA_FILES = ('CHANGELOG.md', 'LICENSE', 'MANIFEST.in', 'README.md', 'pyproject.toml', 'setup.py')
+
+pytestmark = pytest.mark.slow
+
+
+def packed_files() -> set[str]:
+  """Files of the checkout that must be in the wheel."""
+  patterns = (*(f'{package}/**/*.py' for package in PACKAGES), 'tpu_graphs/schemas/*.pbtxt', 'tpu_graphs/tables/*.csv')
+  return {path.relative_to(ROOT).as_posix() for pattern in patterns for path in ROOT.glob(pattern)}
+
+
+@pytest.fixture(scope='module')
+def built(tmp_path_factory) -> tuple[pathlib.Path, pathlib.Path]:
+  """The sdist, and the wheel built from the sdist; from a copy, so that the checkout stays clean."""
+  source = tmp_path_factory.mktemp('source')
+  for name in METADATA_FILES:
+    shutil.copy(ROOT / name, source)
+  for name in (*PACKAGES, 'tests'):
+    shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns('__pycache__', 'golden'))
+  out = tmp_path_factory.mktemp('dist')
+  command = [sys.executable, '-m', 'build', '--no-isolation', f'--outdir={out}', str(source)]
+  result = subprocess.run(command, text=True, capture_output=True, check=False, cwd=out)
+  assert result.returncode == 0, result.stdout + result.stderr
+  (sdist,) = out.glob('*.tar.gz')
+  (wheel,) = out.glob('*.whl')
+  return sdist, wheel
+
+
+def test_the_checkout_has_what_these_tests_look_for():
+  files = packed_files()
+  assert {'tpu_graphs/cli.py', 'tpu_graphs/hlo/__init__.py', 'pipelines/__init__.py', 'baselines/models/__init__.py',
+          'tpu_graphs/tables/opcodes.csv', 'tpu_graphs/schemas/tile.pbtxt'} <= files
+
+
+def test_wheel_holds_the_three_packages_and_their_data(built):
+  with zipfile.ZipFile(built[1]) as wheel:
+    names = {name for name in wheel.namelist() if '.dist-info/' not in name}
+  assert names == packed_files()
+
+
+def test_sdist_holds_the_same_and_what_a_build_needs(built):
+  with tarfile.open(built[0]) as sdist:
+    names = {name.partition('/')[2] for name in sdist.getnames()}
+  assert packed_files() | set(METADATA_FILES) <= names
+  assert not any(name.startswith('tests') for name in names)
+
+
+def test_metadata(built):
+  with zipfile.ZipFile(built[1]) as wheel:
+    read = {name.partition('.dist-info/')[2]: wheel.read(name).decode() for name in wheel.namelist()}
+  metadata = email.message_from_string(read['METADATA'])
+  assert metadata['Name'].replace('-', '_') == 'tpu_graphs'
+  assert metadata['Version'] == tpu_graphs.__version__
+  python = specifiers.SpecifierSet(metadata['Requires-Python'])
+  assert [version for version in ('3.9.19', '3.10.0', '3.11.9', '3.12.0') if version in python] == ['3.10.0', '3.11.9']
+  needed = map(requirements.Requirement, metadata.get_all('Requires-Dist'))
+  tensorflow = {requirement.name: requirement.specifier for requirement in needed}['tensorflow']
+  assert [version for version in ('2.14.1', '2.15.1', '2.16.1') if version in tensorflow] == ['2.15.1']
+  assert set(metadata.get_all('Provides-Extra')) == {'dev', 'gcp', 'dask', 'collect'}
+  commands = configparser.ConfigParser()
+  commands.read_string(read['entry_points.txt'])
+  assert dict(commands['console_scripts']) == {'tpu-graphs': 'tpu_graphs.cli:main'}
+
+
+def test_installed_wheel_works_away_from_the_checkout(built, tmp_path):
+  site = tmp_path / 'site'
+  with zipfile.ZipFile(built[1]) as wheel:
+    wheel.extractall(site)
+  code = ('import sys; sys.path.insert(0, sys.argv[1])\n'
+          'import tpu_graphs.cli, tpu_graphs.features, tpu_graphs.schema, pipelines, baselines.models\n'
+          "print(tpu_graphs.__file__, tpu_graphs.features.opcodes()['add'], tpu_graphs.schema.path('tile'))")
+  result = subprocess.run([sys.executable, '-I', '-c', code, str(site)], cwd=tmp_path, text=True, capture_output=True,
+                          check=False)
+  assert result.returncode == 0, result.stderr
+  file, opcode, schema = result.stdout.split()
+  assert file == str(site / 'tpu_graphs' / '__init__.py')
+  assert opcode == '2'
+  assert pathlib.Path(schema).is_relative_to(site)

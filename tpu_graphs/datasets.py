@@ -1,0 +1,294 @@
+"""Dataset directories -> tf.data of decoded GraphTensors.
+
+A decoded GraphTensor differs from a record (docs/formats.md) only in its configs: K of them as dense tensors, or all of
+them, where K stands for a ragged dimension.
+
+| part | feature | type |
+|---|---|---|
+| context | module_id | string [1] |
+| | config_id | int64 [1, K]; -1 is padding |
+| | config_runtime | int64 [1, K], ns; -1 where not measured |
+| | config_runtime_normalizer | int64 [1, K], ns, tile only |
+| | relative_runtime | int64 [1, K], what losses compare: ns; for tile runtime / normalizer in units of 2^-32 |
+| | config_feat | float32 [1, K, 24], tile only |
+| node set config_op | config_feat | int8 [NC, K, 18], layout only |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+from typing import Any
+
+import google_crc32c
+import tensorflow as tf
+import tensorflow_gnn as tfgnn
+
+from tpu_graphs import errors
+from tpu_graphs import features
+from tpu_graphs import manifest as manifest_lib
+from tpu_graphs import module as module_lib
+from tpu_graphs import schema
+from tpu_graphs import statistics as statistics_lib
+
+PADDING = -1  # `config_id` of a config that fills up a module with fewer than K configs.
+_SHUFFLE_BYTES = 256 << 20
+_FIXED_POINT = 2.0**32
+_NO_LAYOUT = -1  # What padded layout configs consist of.
+_CONFIG_FILLERS = {'config_id': PADDING, 'config_runtime': module_lib.UNMEASURED,
+                   'config_runtime_normalizer': module_lib.UNMEASURED, 'relative_runtime': module_lib.UNMEASURED}
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetDirectory:
+  """A dataset directory whose shards were found complete.
+
+  Attributes:
+    path: of the directory.
+    manifest: its manifest.
+    statistics: the content of `statistics.json`; `statistics.parse` reads it.
+  """
+  path: str
+  manifest: manifest_lib.Manifest
+  statistics: dict[str, Any]
+
+  @property
+  def kind(self) -> str:
+    return self.manifest.kind
+
+  def split(self, name: str) -> manifest_lib.Split:
+    """The split `name`.
+
+    Raises:
+      InputError: there is no such split.
+    """
+    if name not in self.manifest.splits:
+      raise errors.InputError('split missing', path=self.path, found=' '.join(self.manifest.splits), expected=name,
+                              fix='choose another split, or convert with --split')
+    return self.manifest.splits[name]
+
+  def check_shards(self) -> None:
+    """Reads every shard and compares its checksum.
+
+    Raises:
+      InputError: a shard is damaged; names it.
+    """
+    for split in self.manifest.splits.values():
+      for shard in split.shards:
+        path = os.path.join(self.path, shard.name)
+        checksum = 0
+        with tf.io.gfile.GFile(path, 'rb') as file:
+          while block := file.read(16 << 20):
+            checksum = google_crc32c.extend(checksum, block)
+        if f'{checksum:08x}' != shard.crc32c:
+          raise errors.InputError('damaged shard', path=path, found=f'crc32c {checksum:08x}', expected=shard.crc32c,
+                                  fix='copy or convert the dataset again')
+
+
+def open_directory(directory: str | os.PathLike[str]) -> DatasetDirectory:
+  """Opens a dataset directory, checking that each shard of its manifest is there in full length and no other.
+
+  Raises:
+    InputError: no dataset, or missing, extra or truncated shards; names them.
+  """
+  directory = os.fspath(directory)
+  path = os.path.join(directory, manifest_lib.FILE_NAME)
+  if not tf.io.gfile.exists(path):
+    raise errors.InputError('no dataset', path=directory, found=f'no {manifest_lib.FILE_NAME}',
+                            expected='a directory that convert has finished')
+  manifest = manifest_lib.loads(tf.io.gfile.GFile(path).read(), path=path)
+  for name, split in manifest.splits.items():
+    expected = {shard.name: shard.bytes for shard in split.shards}
+    folder = os.path.join(directory, name)
+    found = {f'{name}/{file}' for file in (tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else ())}
+    for shard in sorted(found ^ set(expected)):
+      raise errors.InputError('shard missing' if shard in expected else 'extra file',
+                              path=os.path.join(directory, shard),
+                              expected=f'the {len(expected)} shards of {manifest_lib.FILE_NAME}',
+                              fix='convert the data again with --overwrite')
+    for shard, size in expected.items():
+      length = tf.io.gfile.stat(os.path.join(directory, shard)).length
+      if length != size:
+        raise errors.InputError('shard of wrong size', path=os.path.join(directory, shard), found=f'{length} bytes',
+                                expected=f'{size} bytes', fix='copy or convert the dataset again')
+  statistics = json.loads(tf.io.gfile.GFile(os.path.join(directory, manifest_lib.STATISTICS_NAME)).read())
+  statistics_lib.parse(statistics)
+  return DatasetDirectory(directory, manifest, statistics)
+
+
+@contextlib.contextmanager
+def damage_explained(directory: DatasetDirectory) -> Iterator[None]:
+  """Names the shard where reading fails inside the block: TensorFlow's error tells neither file nor record."""
+  try:
+    yield
+  except (tf.errors.DataLossError, tf.errors.InvalidArgumentError):
+    directory.check_shards()
+    raise
+
+
+def load(directory: DatasetDirectory | str | os.PathLike[str], split: str, *, configs_per_module: int | None = None,
+         chunked: bool = False, shuffle: bool = False, seed: int = 0, first_epoch: int = 0,
+         epochs: int | None = 1) -> tf.data.Dataset:
+  """A dataset of decoded GraphTensors (see the module's docstring), one per record.
+
+  Args:
+    directory: a dataset directory or its path.
+    split: 'train', 'valid' or 'test'.
+    configs_per_module: K configs sampled anew from each record in each epoch, before they are decoded; a record with
+      fewer is padded. None takes all of them in their order.
+    chunked: instead of a sample, take all configs in their order in chunks of K: a GraphTensor per chunk.
+    shuffle: whether the records come in another order each epoch; else always in the order of the shards.
+    seed: decides samples and order, together with the epoch's number only: epoch 3 is the same whether or not epochs
+      0 to 2 were read before.
+    first_epoch: number of the first epoch.
+    epochs: how many; None never ends.
+
+  Raises:
+    InputError: see `open_directory` and `DatasetDirectory.split`.
+  """
+  if not isinstance(directory, DatasetDirectory):
+    directory = open_directory(directory)
+  if configs_per_module is not None and configs_per_module < 1:
+    raise errors.InputError('too few configs', where='configs_per_module', found=configs_per_module, expected='>= 1')
+  shards = directory.split(split)
+  paths = [os.path.join(directory.path, shard.name) for shard in shards.shards]
+  buffer = max(1, min(shards.records, _SHUFFLE_BYTES * shards.records // max(shards.bytes, 1)))
+  spec = schema.graph_spec(directory.kind)
+
+  def one_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
+    files = tf.data.Dataset.from_tensor_slices(paths)
+    if shuffle:
+      files = files.shuffle(len(paths), seed=_mix(seed, epoch, 0)[0])
+    serialized = files.interleave(tf.data.TFRecordDataset, cycle_length=min(len(paths), 16))
+    if shuffle:
+      serialized = serialized.shuffle(buffer, seed=_mix(seed, epoch, 1)[0])
+    return serialized.enumerate().map(lambda i, data: (data, _mix(seed, epoch, 2 + i)))
+
+  def decode_one(data: tf.Tensor, sample_seed: tf.Tensor) -> tfgnn.GraphTensor:
+    graph = tfgnn.parse_single_example(spec, data)
+    if configs_per_module is None:
+      return decode(graph, directory.kind)
+    order = tf.random.experimental.stateless_shuffle(tf.range(num_configs(graph)), seed=sample_seed)
+    return decode(graph, directory.kind, chosen=order[:configs_per_module], pad_to=configs_per_module)
+
+  numbers = tf.data.Dataset.range(first_epoch, first_epoch + epochs if epochs is not None else tf.int64.max)
+  serialized = numbers.flat_map(one_epoch)
+  if chunked:
+    graphs = serialized.map(lambda data, _: tfgnn.parse_single_example(spec, data), num_parallel_calls=tf.data.AUTOTUNE)
+    return graphs.flat_map(lambda graph: chunks(graph, directory.kind, configs_per_module))
+  return serialized.map(decode_one, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def chunks(graph: tfgnn.GraphTensor, kind: str, size: int) -> tf.data.Dataset:
+  """A dataset of decoded GraphTensors that together hold all configs of one record's GraphTensor, `size` in each."""
+  total = num_configs(graph)
+  starts = tf.data.Dataset.range(0, tf.cast(total, tf.int64), size)
+  return starts.map(lambda start: decode(
+      graph, kind, chosen=tf.range(tf.cast(start, tf.int32), tf.minimum(tf.cast(start, tf.int32) + size, total)),
+      pad_to=size))
+
+
+def num_configs(graph: tfgnn.GraphTensor) -> tf.Tensor:
+  """The number of configs C of one record's GraphTensor, int32 scalar."""
+  return tf.shape(graph.context['config_id'].values)[0]
+
+
+def _mix(seed: int, epoch: tf.Tensor, index: tf.Tensor | int) -> tf.Tensor:
+  """A seed int64 [2] for position `index` of an epoch."""
+  key = tf.stack([tf.cast(seed, tf.int64), epoch])
+  return tf.random.experimental.stateless_fold_in(key, tf.cast(index, tf.int64))
+
+
+def decode(graph: tfgnn.GraphTensor, kind: str, *, chosen: tf.Tensor | None = None,
+           pad_to: int | None = None) -> tfgnn.GraphTensor:
+  """Decodes the configs of one record.
+
+  Args:
+    graph: scalar GraphTensor of a record, as tfgnn parses it.
+    kind: 'tile' or 'layout'.
+    chosen: int32 [k], indices of the configs to decode, or None for all.
+    pad_to: K >= k, given with `chosen`: padding makes up the rest.
+
+  Returns:
+    A scalar GraphTensor as the module's docstring describes it.
+  """
+  context = {name: value.values if isinstance(value, tf.RaggedTensor) else value
+             for name, value in graph.context.features.items()}
+  take_all = chosen is None
+  if take_all:
+    chosen = tf.range(num_configs(graph))
+
+  def finish(values: tf.Tensor, filler: int, axis: int) -> tf.Tensor:
+    """Brings `axis`, of size k, to K, or makes it ragged."""
+    if take_all:
+      lengths = tf.fill([tf.shape(values)[0]], tf.shape(chosen)[0])
+      return tf.RaggedTensor.from_row_lengths(tf.reshape(values, [-1, *values.shape[2:]]), lengths)
+    padding = [[0, pad_to - tf.shape(chosen)[0] if i == axis else 0] for i in range(values.shape.rank)]
+    padded = tf.pad(values, padding, constant_values=tf.constant(filler, values.dtype))
+    return tf.ensure_shape(padded, [pad_to if i == axis else size for i, size in enumerate(values.shape)])
+
+  values = {name: context[name] if take_all else tf.gather(context[name], chosen)
+            for name in (*_CONFIG_FILLERS, 'config_feat') if name in context}
+  values['relative_runtime'] = _relative_runtime(values)
+  decoded = {name: finish(value[tf.newaxis], _CONFIG_FILLERS.get(name, 0), 1) for name, value in values.items()}
+  node_sets = {}
+  if kind == 'layout':
+    num_config_ops = graph.node_sets['config_op'].total_size
+    length = tf.cast(num_config_ops, tf.int32) * features.NUM_LAYOUT_FEATURES
+    # One slice of the bytes is one config, so what is not sampled is never decoded.
+    slices = tf.strings.substr(context['node_config_feat'][0], chosen * length, tf.ones_like(chosen) * length)
+    layouts = tf.reshape(tf.io.decode_raw(slices, tf.int8),
+                         [tf.shape(chosen)[0], num_config_ops, features.NUM_LAYOUT_FEATURES])
+    node_sets['config_op'] = {'config_feat': finish(tf.transpose(layouts, [1, 0, 2]), _NO_LAYOUT, 1)}  # [NC, K, 18]
+  return graph.replace_features(context={'module_id': context['module_id'], **decoded}, node_sets=node_sets)
+
+
+def _relative_runtime(context: dict[str, tf.Tensor]) -> tf.Tensor:
+  """What losses compare, int64: exact integers, since float32 would merge different runtimes."""
+  runtime = context['config_runtime']
+  if 'config_runtime_normalizer' not in context:
+    return runtime
+  normalizer = tf.cast(tf.maximum(context['config_runtime_normalizer'], 1), tf.float64)
+  ratio = tf.minimum(tf.cast(runtime, tf.float64) / normalizer, 2.0**30)
+  fixed = tf.maximum(tf.cast(tf.round(ratio * _FIXED_POINT), tf.int64), 1)
+  return tf.where(runtime == module_lib.UNMEASURED, tf.constant(module_lib.UNMEASURED, tf.int64), fixed)
+
+
+def without_strings(graph: tfgnn.GraphTensor) -> tfgnn.GraphTensor:
+  """`graph` without its module ids: strings cannot be sent to a TPU."""
+  context = {name: value for name, value in graph.context.features.items() if value.dtype != tf.string}
+  return graph.replace_features(context=context)
+
+
+def batch(dataset: tf.data.Dataset, batch_size: int, *, pad_to: manifest_lib.Split | None = None) -> tf.data.Dataset:
+  """Merges `batch_size` graphs each into one GraphTensor with as many components; a rest is dropped.
+
+  Args:
+    dataset: of `load` with `configs_per_module`.
+    batch_size: B.
+    pad_to: the split that `dataset` comes from, to pad each batch to the same static shapes, with room for the largest
+      records there are. The padding is one component more, whose configs are padding.
+
+  Returns:
+    GraphTensors with B (padded: B + 1) components: context features [B, K, ...].
+  """
+  merged = dataset.batch(batch_size, drop_remainder=True).map(lambda graph: graph.merge_batch_to_components(),
+                                                             num_parallel_calls=tf.data.AUTOTUNE)
+  if pad_to is None:
+    return merged
+  sizes = {name: size * batch_size for name, size in pad_to.max_sizes.items()}
+  spec = merged.element_spec
+  # tfgnn wants a spare component, and spare nodes for the edges that are padding.
+  constraints = tfgnn.SizeConstraints(
+      total_num_components=batch_size + 1,
+      total_num_nodes={name: sizes['ops' if name == 'op' else 'config_ops'] + 1 for name in spec.node_sets_spec},
+      total_num_edges={name: sizes['edges' if name == 'operand' else 'config_ops'] for name in spec.edge_sets_spec})
+  defaults = tfgnn.FeatureDefaultValues(context={
+      name: tf.constant(filler, tf.int64) for name, filler in _CONFIG_FILLERS.items()
+      if name in spec.context_spec.features_spec})
+  pad = functools.partial(tfgnn.pad_to_total_sizes, size_constraints=constraints, padding_values=defaults)
+  return merged.map(lambda graph: pad(graph)[0], num_parallel_calls=tf.data.AUTOTUNE)

@@ -1,0 +1,115 @@
+"""`manifest.json`: what a dataset directory holds. It is written last, so a directory without it is no dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+import dataclasses
+import json
+from typing import Any
+
+from tpu_graphs import errors
+
+FORMAT_VERSION = 1
+FILE_NAME = 'manifest.json'
+SCHEMA_NAME = 'schema.pbtxt'
+STATISTICS_NAME = 'statistics.json'
+REJECTED_NAME = 'rejected.jsonl'
+SPLITS = ('train', 'valid', 'test')
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+  """One TFRecord file.
+
+  Attributes:
+    name: path below the dataset directory, such as 'train/part-00000-of-00016.tfrecord'.
+    records: number of records.
+    modules: number of modules whose first record lies here.
+    measured: those of them that have any measured config.
+    configs: number of configs over the records.
+    bytes: size of the file.
+    crc32c: checksum of the file, eight hex digits.
+    max_sizes: 'ops', 'edges', 'config_ops', 'configs' -> the largest of any record.
+    total_sizes: the same names -> sum over the records.
+  """
+  name: str
+  records: int
+  modules: int
+  measured: int
+  configs: int
+  bytes: int
+  crc32c: str
+  max_sizes: Mapping[str, int]
+  total_sizes: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+  """All shards of a split, with the sums (and, for `max_sizes`, maxima) of their fields; see `Shard`."""
+  records: int
+  modules: int
+  measured: int
+  configs: int
+  bytes: int
+  max_sizes: Mapping[str, int]
+  total_sizes: Mapping[str, int]
+  shards: tuple[Shard, ...]
+
+  @classmethod
+  def of(cls, shards: Iterable[Shard]) -> Split:
+    shards = tuple(sorted(shards, key=lambda shard: shard.name))
+    sums = {name: sum(getattr(shard, name) for shard in shards)
+            for name in ('records', 'modules', 'measured', 'configs', 'bytes')}
+    sizes = shards[0].max_sizes
+    return cls(**sums, shards=shards,
+               max_sizes={name: max(shard.max_sizes[name] for shard in shards) for name in sizes},
+               total_sizes={name: sum(shard.total_sizes[name] for shard in shards) for name in sizes})
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+  """Content of `manifest.json`.
+
+  Attributes:
+    collection: such as 'tile:xla'.
+    kind: 'tile' or 'layout'.
+    options: the options of the conversion that decide its result.
+    splits: the splits that hold any record.
+    rejected_inputs: reason -> inputs that could not be used; each is a line of `rejected.jsonl`.
+    skipped_modules: reason -> modules that the selection rules of their file format leave out.
+    dropped_runs: reason -> runs that are not measurements and so are not among the configs.
+    source: number of input files, their bytes, and a fingerprint of their contents that depends on no order.
+    format_version: of this file and the directory.
+  """
+  collection: str
+  kind: str
+  options: Mapping[str, Any]
+  splits: Mapping[str, Split]
+  rejected_inputs: Mapping[str, int]
+  skipped_modules: Mapping[str, int]
+  dropped_runs: Mapping[str, int]
+  source: Mapping[str, Any]
+  format_version: int = FORMAT_VERSION
+
+  def dumps(self) -> str:
+    return json.dumps(dataclasses.asdict(self), indent=1) + '\n'
+
+
+def loads(text: str, *, path: str) -> Manifest:
+  """Parses the content of `manifest.json`; `path` serves in errors.
+
+  Raises:
+    InputError: it is damaged or of another format version.
+  """
+  with errors.in_file(path):
+    try:
+      content = json.loads(text)
+      version = content.get('format_version')
+      if version != FORMAT_VERSION:
+        raise errors.InputError('dataset of another format', where='format_version', found=version,
+                                expected=FORMAT_VERSION, fix='convert the data again with this version')
+      splits = {name: Split(**{**split, 'shards': tuple(Shard(**shard) for shard in split['shards'])})
+                for name, split in content.pop('splits').items()}
+      return Manifest(**content, splits=splits)
+    except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
+      raise errors.InputError('damaged manifest', found=error, fix='convert the data again') from error
