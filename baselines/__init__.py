@@ -1,0 +1,5 @@
+"""Models and their training. Importing this before TensorFlow keeps TensorFlow's C++ log off the terminal."""
+
+import os
+
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')

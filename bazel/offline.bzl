@@ -1,7 +1,7 @@
 """Stands in for the repositories that Bazel 4 would download, so that native Python rules work without a network.
 
-Bazel's own toolchains load the C++ and Java rules from repositories, though they are native rules still, and each test depends on a
-coverage tool, though it runs only under `bazel coverage`.
+Bazel's own toolchains load the C++ and Java rules from repositories, though they are native rules still, and each test
+depends on coverage tools, though they run only under `bazel coverage`.
 """
 
 _RULES = {
@@ -22,6 +22,7 @@ def offline_repositories():
             language + "/BUILD": "",
             language + "/defs.bzl": "\n".join(["{0} = native.{0}".format(name) for name in names]),
         })
+    group = "filegroup(name = '%s', visibility = ['//visibility:public'])"
     _written(name = "remote_coverage_tools", files = {
-        "BUILD": "\n".join(["filegroup(name = '%s', visibility = ['//visibility:public'])" % name for name in _COVERAGE_TOOLS]),
+        "BUILD": "\n".join([group % name for name in _COVERAGE_TOOLS]),
     })

@@ -25,6 +25,7 @@ import os
 from typing import Any
 
 import google_crc32c
+import numpy as np
 import tensorflow as tf
 import tensorflow_gnn as tfgnn
 
@@ -32,6 +33,7 @@ from tpu_graphs import errors
 from tpu_graphs import features
 from tpu_graphs import manifest as manifest_lib
 from tpu_graphs import module as module_lib
+from tpu_graphs import records
 from tpu_graphs import schema
 from tpu_graphs import statistics as statistics_lib
 
@@ -156,45 +158,63 @@ def load(directory: DatasetDirectory | str | os.PathLike[str], split: str, *, co
     raise errors.InputError('too few configs', where='configs_per_module', found=configs_per_module, expected='>= 1')
   shards = directory.split(split)
   paths = [os.path.join(directory.path, shard.name) for shard in shards.shards]
-  buffer = max(1, min(shards.records, _SHUFFLE_BYTES * shards.records // max(shards.bytes, 1)))
+  window = max(1, min(shards.records, _SHUFFLE_BYTES * shards.records // max(shards.bytes, 1)))
   spec = schema.graph_spec(directory.kind)
 
   def one_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
-    files = tf.data.Dataset.from_tensor_slices(paths)
+    files = tf.constant(paths)
     if shuffle:
-      files = files.shuffle(len(paths), seed=_mix(seed, epoch, 0)[0])
-    serialized = files.interleave(tf.data.TFRecordDataset, cycle_length=min(len(paths), 16))
+      files = _permuted(files, _mix(seed, epoch, 0))
+    serialized = tf.data.Dataset.from_tensor_slices(files).interleave(
+        tf.data.TFRecordDataset, cycle_length=min(len(paths), 16))
     if shuffle:
-      serialized = serialized.shuffle(buffer, seed=_mix(seed, epoch, 1)[0])
+      # tf.data's own shuffle takes no seed that depends on the epoch if the program has set a global seed.
+      serialized = serialized.batch(window).map(lambda data: _permuted(data, _mix(seed, epoch, 1))).unbatch()
     return serialized.enumerate().map(lambda i, data: (data, _mix(seed, epoch, 2 + i)))
 
   def decode_one(data: tf.Tensor, sample_seed: tf.Tensor) -> tfgnn.GraphTensor:
     graph = tfgnn.parse_single_example(spec, data)
     if configs_per_module is None:
       return decode(graph, directory.kind)
-    order = tf.random.experimental.stateless_shuffle(tf.range(num_configs(graph)), seed=sample_seed)
+    order = _permuted(tf.range(num_configs(graph)), sample_seed)
     return decode(graph, directory.kind, chosen=order[:configs_per_module], pad_to=configs_per_module)
 
   numbers = tf.data.Dataset.range(first_epoch, first_epoch + epochs if epochs is not None else tf.int64.max)
   serialized = numbers.flat_map(one_epoch)
   if chunked:
-    graphs = serialized.map(lambda data, _: tfgnn.parse_single_example(spec, data), num_parallel_calls=tf.data.AUTOTUNE)
-    return graphs.flat_map(lambda graph: chunks(graph, directory.kind, configs_per_module))
+    return _chunks(serialized.map(lambda data, _: data), directory.kind, configs_per_module)
   return serialized.map(decode_one, num_parallel_calls=tf.data.AUTOTUNE)
 
 
-def chunks(graph: tfgnn.GraphTensor, kind: str, size: int) -> tf.data.Dataset:
-  """A dataset of decoded GraphTensors that together hold all configs of one record's GraphTensor, `size` in each."""
-  total = num_configs(graph)
-  starts = tf.data.Dataset.range(0, tf.cast(total, tf.int64), size)
-  return starts.map(lambda start: decode(
-      graph, kind, chosen=tf.range(tf.cast(start, tf.int32), tf.minimum(tf.cast(start, tf.int32) + size, total)),
-      pad_to=size))
+def of_module(module: module_lib.Module, *, configs_per_module: int) -> tf.data.Dataset:
+  """All configs of one module in chunks of K, as `load` gives them with `chunked`."""
+  return _chunks(tf.data.Dataset.from_tensors(records.encode_whole(module)), module.kind, configs_per_module)
+
+
+def _chunks(serialized: tf.data.Dataset, kind: str, size: int) -> tf.data.Dataset:
+  spec = schema.graph_spec(kind)
+
+  def of_record(graph: tfgnn.GraphTensor) -> tf.data.Dataset:
+    total = num_configs(graph)
+
+    def chunk(start: tf.Tensor) -> tfgnn.GraphTensor:
+      start = tf.cast(start, tf.int32)
+      return decode(graph, kind, chosen=tf.range(start, tf.minimum(start + size, total)), pad_to=size)
+
+    return tf.data.Dataset.range(0, tf.cast(total, tf.int64), size).map(chunk)
+
+  graphs = serialized.map(lambda data: tfgnn.parse_single_example(spec, data), num_parallel_calls=tf.data.AUTOTUNE)
+  return graphs.flat_map(of_record)
 
 
 def num_configs(graph: tfgnn.GraphTensor) -> tf.Tensor:
   """The number of configs C of one record's GraphTensor, int32 scalar."""
   return tf.shape(graph.context['config_id'].values)[0]
+
+
+def _permuted(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+  """The rows of `values` in an order that depends on `seed`, int64 [2], and their number only."""
+  return tf.gather(values, tf.random.experimental.stateless_shuffle(tf.range(tf.shape(values)[0]), seed=seed))
 
 
 def _mix(seed: int, epoch: tf.Tensor, index: tf.Tensor | int) -> tf.Tensor:
@@ -258,25 +278,39 @@ def _relative_runtime(context: dict[str, tf.Tensor]) -> tf.Tensor:
   return tf.where(runtime == module_lib.UNMEASURED, tf.constant(module_lib.UNMEASURED, tf.int64), fixed)
 
 
+def smallest_module(kind: str) -> module_lib.Module:
+  """A module of one op with one config, all zeros, to make a model or a function with before any data is there."""
+  arrays = {'tile': {'config_feat': np.zeros((1, features.NUM_TILE_FEATURES), np.float32),
+                     'config_runtime_normalizers': np.array([module_lib.UNMEASURED])},
+            'layout': {'node_config_ids': np.array([0]),
+                       'node_config_feat': np.zeros((1, 1, features.NUM_LAYOUT_FEATURES), np.int8)}}
+  return module_lib.Module(
+      module_id='smallest', kind=kind, node_opcode=np.array([0]), edge_index=np.zeros((0, 2), np.int64),
+      node_feat=np.zeros((1, features.NUM_NODE_FEATURES), np.float32), node_splits=np.array([0, 1]),
+      config_runtime=np.array([module_lib.UNMEASURED]), config_id=np.array([0]), **arrays[kind])
+
+
 def without_strings(graph: tfgnn.GraphTensor) -> tfgnn.GraphTensor:
   """`graph` without its module ids: strings cannot be sent to a TPU."""
   context = {name: value for name, value in graph.context.features.items() if value.dtype != tf.string}
   return graph.replace_features(context=context)
 
 
-def batch(dataset: tf.data.Dataset, batch_size: int, *, pad_to: manifest_lib.Split | None = None) -> tf.data.Dataset:
-  """Merges `batch_size` graphs each into one GraphTensor with as many components; a rest is dropped.
+def batch(dataset: tf.data.Dataset, batch_size: int, *, drop_remainder: bool = True,
+          pad_to: manifest_lib.Split | None = None) -> tf.data.Dataset:
+  """Merges `batch_size` graphs each into one GraphTensor with as many components.
 
   Args:
     dataset: of `load` with `configs_per_module`.
     batch_size: B.
+    drop_remainder: whether a smaller last batch is left out, so that B is static.
     pad_to: the split that `dataset` comes from, to pad each batch to the same static shapes, with room for the largest
       records there are. The padding is one component more, whose configs are padding.
 
   Returns:
     GraphTensors with B (padded: B + 1) components: context features [B, K, ...].
   """
-  merged = dataset.batch(batch_size, drop_remainder=True).map(lambda graph: graph.merge_batch_to_components(),
+  merged = dataset.batch(batch_size, drop_remainder=drop_remainder).map(lambda graph: graph.merge_batch_to_components(),
                                                              num_parallel_calls=tf.data.AUTOTUNE)
   if pad_to is None:
     return merged

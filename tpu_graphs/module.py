@@ -83,6 +83,9 @@ class Module:
       raise errors.InputError('unknown kind', where='kind', found=repr(self.kind), expected=' or '.join(KINDS))
     if not self.module_id:
       raise errors.InputError('empty name', where='module_id', expected='a name that is unique in the collection')
+    if not _is_unicode(self.module_id):
+      raise errors.InputError('name not in Unicode', where='module_id', found=ascii(self.module_id),
+                              fix='rename the file')
     for kind, names in KIND_ARRAYS.items():
       for name in names:
         if (getattr(self, name) is not None) != (kind == self.kind):
@@ -194,6 +197,11 @@ def relative_runtime(runtime: np.ndarray, normalizer: np.ndarray | None) -> np.n
   if normalizer is None:
     return runtime
   return np.where(runtime == UNMEASURED, float(UNMEASURED), runtime / np.where(normalizer > 0, normalizer, 1))
+
+
+def _is_unicode(name: str) -> bool:
+  """Whether `name` can be written as UTF-8; a file name with bytes that are no UTF-8 cannot."""
+  return not any('\ud800' <= character <= '\udfff' for character in name)
 
 
 def _check_shape(array: np.ndarray, where: str, shape: tuple[int | None, ...]) -> None:

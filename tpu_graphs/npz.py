@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import errno
+import lzma
 import os
 import pathlib
-import tempfile
 from typing import Any, BinaryIO
 import zipfile
 import zlib
@@ -107,9 +108,10 @@ def read(file: BinaryIO, *, path: str, kind: str | None = None,
 
 
 def save(module: module_lib.Module, path: str | os.PathLike[str]) -> None:
-  """Writes `module` in the published form, which `load` reads back equal (save for `dropped_runs`).
+  """Writes `module` in the published form.
 
-  The file appears under its name only when it is complete.
+  `load` reads it back equal but for `module_id`, which is the file's stem, and `dropped_runs`: configs that are not
+  measured beside others that are come back as dropped runs. The file appears under its name only when it is complete.
   """
   c = module.num_configs
   arrays: dict[str, np.ndarray] = {name: getattr(module, name) for name in ('node_opcode', 'node_feat', 'edge_index')}
@@ -128,13 +130,14 @@ def save(module: module_lib.Module, path: str | os.PathLike[str]) -> None:
   if not np.array_equal(module.computation, segment):
     arrays['computation'] = module.computation
   target = pathlib.Path(path)
-  with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f'.{target.name}.', delete=False) as file:
-    try:
+  temporary = target.with_name(f'.{target.name}.{os.getpid()}.partial')
+  try:
+    with open(temporary, 'wb') as file:
       np.savez_compressed(file, **arrays)
-      os.replace(file.name, target)
-    except BaseException:
-      os.unlink(file.name)
-      raise
+    os.replace(temporary, target)
+  except BaseException:
+    temporary.unlink(missing_ok=True)
+    raise
 
 
 @contextlib.contextmanager
@@ -146,7 +149,11 @@ def _damage_explained(file: BinaryIO) -> Iterator[None]:
     yield
   except errors.InputError:
     raise
-  except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+  except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError, ValueError,
+          OSError) as error:
+    # A damaged offset gives EINVAL, damaged bz2 data an OSError without number; other numbers tell of the disk.
+    if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+      raise
     if not head:
       raise errors.InputError('empty file', found='0 bytes', expected='an npz file') from error
     if not head.startswith(b'PK'):
@@ -199,7 +206,8 @@ def _check_headers(headers: dict[str, _Header], known: dict[str, tuple[str, tupl
     if name not in headers:
       if name in _OPTIONAL_ARRAYS:
         continue
-      raise errors.InputError('array missing', where=name, found=f'arrays {", ".join(headers)}')
+      raise errors.InputError('array missing', where=name, found=f'arrays {", ".join(headers)}',
+                              expected=f'arrays {", ".join(name for name in known if name not in _OPTIONAL_ARRAYS)}')
     header = headers[name]
     if header.dtype.kind not in dtype_kinds:
       families = {'f': 'float', 'iu': 'integer', 'fiu': 'float or integer'}
@@ -234,33 +242,34 @@ def _array(archive: zipfile.ZipFile, name: str, header: _Header) -> np.ndarray:
       if len(data) < size * header.dtype.itemsize:
         raise EOFError(f'{name} ends early')
       block = np.frombuffer(data, header.dtype)
-      flat[start:start + size] = _narrow(block, start, order) if narrow else block
+      flat[start:start + size] = _narrow(block, start, header) if narrow else block
     stream.read(1)  # Reaching the end makes zipfile check the CRC.
   array = flat.reshape(order)
   return np.ascontiguousarray(array.T) if header.fortran_order else array
 
 
-def _narrow(block: np.ndarray, start: int, shape: tuple[int, ...]) -> np.ndarray:
+def _narrow(block: np.ndarray, start: int, header: _Header) -> np.ndarray:
   with np.errstate(invalid='ignore'):
     narrowed = block.astype(np.int8)
   if (bad := narrowed != block).any():
     i = int(np.argmax(bad))
-    index = [int(j) for j in np.unravel_index(start + i, shape)]
+    index = [int(j) for j in np.unravel_index(start + i, header.shape, 'F' if header.fortran_order else 'C')]
     raise errors.InputError('value not a small integer', where=f'node_config_feat{index}', found=block[i],
                             expected='a whole number from -128 to 127 (dimensions of a layout, or -1)')
   return narrowed
 
 
 def _module(kind: str, module_id: str, arrays: dict[str, np.ndarray]) -> module_lib.Module:
-  runtime = arrays['config_runtime'].astype(np.int64, copy=False)
+  runtime = arrays['config_runtime'].astype(np.int64, copy=False)  # Beyond int64 it turns negative.
   if (runtime < 0).any():
     i = int(np.argmax(runtime < 0))
-    raise errors.InputError('negative runtime', where=f'config_runtime[{i}]', found=runtime[i],
-                            expected='>= 0 ns, where 0 says "not measured"')
+    raise errors.InputError('runtime out of range', where=f'config_runtime[{i}]', found=arrays['config_runtime'][i],
+                            expected='0 ("not measured") to 2**63 - 1 ns')
   short = runtime < module_lib.MIN_RUNTIME_NS
   no_normalizer = np.zeros_like(short)
   if kind == 'tile':
-    no_normalizer = (arrays['config_runtime_normalizers'] < 1) & ~short
+    normalizers = arrays['config_runtime_normalizers'].astype(np.int64, copy=False)
+    no_normalizer = (normalizers < 1) & ~short
   unmeasured = short | no_normalizer
   dropped = {}
   if not unmeasured.all():
@@ -268,8 +277,7 @@ def _module(kind: str, module_id: str, arrays: dict[str, np.ndarray]) -> module_
     dropped = {reason: int(mask.sum()) for reason, mask in reasons.items() if mask.any()}
   arrays['config_runtime'] = np.where(unmeasured, module_lib.UNMEASURED, runtime)
   if kind == 'tile':
-    arrays['config_runtime_normalizers'] = np.where(
-        unmeasured, module_lib.UNMEASURED, arrays['config_runtime_normalizers'])
+    arrays['config_runtime_normalizers'] = np.where(unmeasured, module_lib.UNMEASURED, normalizers)
   n = arrays['node_opcode'].size
   splits = arrays.pop('node_splits', np.array([0, n])).reshape(-1)
   config_id = arrays.pop('config_id', np.arange(runtime.size))

@@ -83,12 +83,16 @@ def encode(module: module_lib.Module, options: RecordOptions = RecordOptions()) 
     yield Record(module.module_id, part, module.is_measured, sizes, _example([*configs, *graph]))
 
 
+def encode_whole(module: module_lib.Module) -> bytes:
+  """Encodes `module` as one record, whatever its size."""
+  (record,) = encode(module, RecordOptions(max_configs=max(1, module.num_configs), max_bytes=1 << 40))
+  return record.data
+
+
 def to_graph_tensor(module: module_lib.Module) -> tfgnn.GraphTensor:
   """The GraphTensor of a whole module, as tfgnn reads it from a record."""
   import tensorflow_gnn as tfgnn
-  whole = RecordOptions(max_configs=max(1, module.num_configs), max_bytes=1 << 31)
-  (record,) = encode(module, whole)
-  return tfgnn.parse_single_example(schema.graph_spec(module.kind), record.data)
+  return tfgnn.parse_single_example(schema.graph_spec(module.kind), encode_whole(module))
 
 
 def write_tfrecords(file: BinaryIO, records: Iterable[bytes]) -> tuple[int, int]:

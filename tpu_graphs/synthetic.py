@@ -35,7 +35,7 @@ NOISE = 0.01  # Standard deviation of the logarithm of a runtime.
 # The planted machine; rates are per ns.
 _SUBLANES, _LANES = 8, 128  # The second minor-most and the minor-most dimension are padded to multiples of these.
 _BYTE_RATE = 500.0
-_MATRIX_RATE = 20_000.0  # Multiplications of a convolution or dot, with their additions.
+_MATRIX_RATE = 50_000.0  # Multiplications of a convolution or dot, with their additions.
 _VECTOR_RATE = 1_000.0  # Units of `_WORK`.
 _FAST_BYTES = 2 << 20
 _MAX_SPILL = 4.0
@@ -712,7 +712,7 @@ def _weight(program: _Program, rng: np.random.Generator, *shape: int) -> int:
 def _convolutional_net(program: _Program, rng: np.random.Generator) -> None:
   reducer = program.reducer('add')
   size, channels = _pick(rng, (8, 14, 16, 28)), _pick(rng, (8, 16, 24, 32, 64, 96, 128))
-  shape = (_pick(rng, (16, 32, 64, 128, 256)), size, size, channels)
+  shape = (_pick(rng, (128, 256)), size, size, channels)
   clusters = []
   for _ in range(rng.integers(2, 3, endpoint=True)):
     op = program.parameter(*shape)
@@ -722,7 +722,7 @@ def _convolutional_net(program: _Program, rng: np.random.Generator) -> None:
     for _ in range(rng.integers(2, 3, endpoint=True)):
       skipped = op
       for _ in range(2):
-        window = _pick(rng, (1, 3))
+        window = _pick(rng, (3, 3, 1))
         op = program.convolution(op, _weight(program, rng, window, window, channels, channels))
         op = _activation(program, rng, op)
       op = program.elementwise('add', op, skipped)
@@ -738,8 +738,8 @@ def _convolutional_net(program: _Program, rng: np.random.Generator) -> None:
 
 
 def _perceptron(program: _Program, rng: np.random.Generator) -> None:
-  widths = (24, 40, 64, 72, 96, 136, 160, 256, 264, 384)
-  shape = (_pick(rng, (4, 8, 16)), _pick(rng, (20, 32, 50, 64)), _pick(rng, widths))
+  widths = (16, 24, 32, 40, 48, 64, 96, 160)
+  shape = (_pick(rng, (8, 16)), _pick(rng, (16, 32, 48, 64)), _pick(rng, widths))
   clusters = []
   for _ in range(rng.integers(2, 4, endpoint=True)):
     op = program.reshape(program.parameter(*shape), shape[0] * shape[1], shape[2])

@@ -1,0 +1,54 @@
+"""The models: `build` makes one from its options.
+
+A model maps a batch of decoded GraphTensors (`tpu_graphs.datasets`) with B components and K configs each to scores,
+float32 [B, K], lower = predicted faster. The score of a config does not depend on the other configs in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import dataclasses
+
+import tensorflow as tf
+
+from baselines.models import gcn
+from baselines.models import mlp
+from baselines.models import parts
+from baselines.models import sage
+from tpu_graphs import datasets
+from tpu_graphs import errors
+from tpu_graphs import statistics as statistics_lib
+
+MODELS = {'EarlyJoinSAGE': sage.EarlyJoinSAGE, 'ResGCN': gcn.ResGCN, 'MLP': mlp.MLP}
+DEFAULT_MODEL = {'tile': 'EarlyJoinSAGE', 'layout': 'ResGCN'}
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelOptions:
+  """What a model is built from; stored with the run.
+
+  Attributes:
+    name: a key of `MODELS`.
+    kind: 'tile' or 'layout', where the configs attach.
+    parts: sizes of its layers.
+  """
+  name: str
+  kind: str
+  parts: parts.PartOptions = parts.PartOptions()
+
+  def __post_init__(self):
+    if self.name not in MODELS:
+      raise errors.InputError('unknown model', where='--model', found=self.name, expected=' or '.join(MODELS))
+
+
+def build(options: ModelOptions, statistics: Mapping[str, statistics_lib.ColumnStatistics]) -> tf.keras.Model:
+  """Makes a model with fresh weights.
+
+  Args:
+    options: see `ModelOptions`.
+    statistics: of the train split, to normalise features with; they become part of the model's weights.
+  """
+  model = MODELS[options.name](options.kind, options.parts, statistics)
+  (graph,) = datasets.of_module(datasets.smallest_module(options.kind), configs_per_module=1)
+  model(datasets.without_strings(graph))  # Creates the weights.
+  return model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -240,7 +241,8 @@ def test_module_runs_the_command():
 @pytest.mark.slow
 @pytest.mark.parametrize('command', cli.COMMANDS)
 def test_every_command_has_help(command):
-  result = python('-m', 'tpu_graphs', command, '--help')
+  env = {name: value for name, value in os.environ.items() if name != 'TF_CPP_MIN_LOG_LEVEL'}
+  result = python('-m', 'tpu_graphs', command, '--help', env=env)
   assert (result.returncode, result.stderr) == (0, '')
   assert result.stdout.startswith(f'usage: tpu-graphs {command} [flags]')
 

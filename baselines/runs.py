@@ -1,0 +1,129 @@
+"""Run directories: all that a trained model needs, without its training data.
+
+  RUN/config.json      what was trained on what, and how
+      statistics.json  of the train split, with which the model normalises features
+      history.csv      a row per epoch
+      checkpoint/      weights of the epoch that was best on the validation split
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import dataclasses
+import json
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from baselines import models
+from baselines.models import parts
+from tpu_graphs import errors
+from tpu_graphs import statistics as statistics_lib
+
+FORMAT_VERSION = 1
+CONFIG_NAME = 'config.json'
+HISTORY_NAME = 'history.csv'
+STATISTICS_NAME = 'statistics.json'
+_CHECKPOINT = 'checkpoint'
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A trained model as a run directory holds it.
+
+  Attributes:
+    path: of the directory.
+    config: the content of `config.json`.
+    options: what the model was built from.
+    model: see `baselines.models`.
+  """
+  path: str
+  config: Mapping[str, Any]
+  options: models.ModelOptions
+  model: tf.keras.Model
+
+  @property
+  def kind(self) -> str:
+    return self.options.kind
+
+
+class Writer:
+  """Writes a run directory."""
+
+  def __init__(self, path: str, *, config: Mapping[str, Any], options: models.ModelOptions, model: tf.keras.Model,
+               statistics: Mapping[str, Any], overwrite: bool):
+    """Starts a run directory.
+
+    Args:
+      path: of the directory.
+      config: what else `config.json` shall tell, by name.
+      options: what `model` was built from.
+      model: whose weights `save` saves.
+      statistics: the content of `statistics.json`.
+      overwrite: remove a run that is there instead of refusing.
+
+    Raises:
+      InputError: the directory holds a run, or something else.
+    """
+    if tf.io.gfile.isdir(path) and tf.io.gfile.listdir(path):
+      if not tf.io.gfile.exists(os.path.join(path, CONFIG_NAME)):
+        raise errors.InputError('output exists and is no run', path=path, expected='no directory or an empty one',
+                                fix='choose another place')
+      # A run that ended before its first epoch is worth nothing to anybody.
+      if not overwrite and tf.io.gfile.exists(os.path.join(path, HISTORY_NAME)):
+        raise errors.InputError('output exists', path=path, found='a run', expected='no directory or an empty one',
+                                fix='give --overwrite to replace it')
+      tf.io.gfile.rmtree(path)
+    tf.io.gfile.makedirs(path)
+    self._path = path
+    self._history: list[dict[str, Any]] = []
+    self._manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), os.path.join(path, _CHECKPOINT),
+                                               max_to_keep=1)
+    content = {'format_version': FORMAT_VERSION, 'model': dataclasses.asdict(options), **config}
+    self._write(CONFIG_NAME, json.dumps(content, indent=1) + '\n')
+    self._write(STATISTICS_NAME, json.dumps(statistics, indent=1) + '\n')
+
+  def _write(self, name: str, text: str) -> None:
+    temporary = os.path.join(self._path, f'.{name}.partial')
+    with tf.io.gfile.GFile(temporary, 'w') as file:
+      file.write(text)
+    tf.io.gfile.rename(temporary, os.path.join(self._path, name), overwrite=True)
+
+  def add_epoch(self, row: Mapping[str, Any]) -> None:
+    """Appends a row to `history.csv`."""
+    self._history.append(dict(row))
+    lines = [','.join(self._history[0])]
+    lines += [','.join(f'{v:.6g}' if isinstance(v, float) else str(v) for v in row.values()) for row in self._history]
+    self._write(HISTORY_NAME, '\n'.join(lines) + '\n')
+
+  def save(self, epoch: int) -> None:
+    """Saves the weights as those of the best epoch so far."""
+    self._manager.save(checkpoint_number=epoch)
+
+
+def load(path: str) -> Run:
+  """Loads a run directory.
+
+  Raises:
+    InputError: it is no run, of another format version, or without a checkpoint.
+  """
+  config_path = os.path.join(path, CONFIG_NAME)
+  if not tf.io.gfile.exists(config_path):
+    raise errors.InputError('no run', path=path, found=f'no {CONFIG_NAME}',
+                            expected='a directory that train has written')
+  with errors.in_file(config_path):
+    config = json.loads(tf.io.gfile.GFile(config_path).read())
+    if config['format_version'] != FORMAT_VERSION:
+      raise errors.InputError('run of another format', found=config['format_version'], expected=FORMAT_VERSION,
+                              fix='train again with this version')
+    stored = config['model']
+    options = models.ModelOptions(stored['name'], stored['kind'], parts.PartOptions(**stored['parts']))
+  checkpoint = tf.train.latest_checkpoint(os.path.join(path, _CHECKPOINT))
+  if checkpoint is None:
+    raise errors.InputError('run without a checkpoint', path=path, fix='let train finish at least one epoch')
+  statistics = json.loads(tf.io.gfile.GFile(os.path.join(path, STATISTICS_NAME)).read())
+  model = models.build(options, statistics_lib.parse(statistics))
+  tf.train.Checkpoint(model=model).read(checkpoint).assert_existing_objects_matched().expect_partial()
+  return Run(path, config, options, model)
+

@@ -1,0 +1,70 @@
+"""Tests of tpu_graphs.manifest: sums of shards, and a manifest that is not what it should be."""
+
+import json
+
+import pytest
+
+from tpu_graphs import errors
+from tpu_graphs import manifest
+
+_SHARDS = (
+    manifest.Shard(name='train/part-00001-of-00002.tfrecord', records=3, modules=1, measured=0, configs=40, bytes=1000,
+                   crc32c='0000abcd', max_sizes={'ops': 9, 'configs': 30}, total_sizes={'ops': 20, 'configs': 40}),
+    manifest.Shard(name='train/part-00000-of-00002.tfrecord', records=2, modules=2, measured=2, configs=50, bytes=500,
+                   crc32c='12345678', max_sizes={'ops': 12, 'configs': 25}, total_sizes={'ops': 24, 'configs': 50}))
+
+
+def _manifest():
+  return manifest.Manifest(
+      collection='tile:xla', kind='tile', options={'seed': 0, 'split': None}, splits={'train': manifest.Split.of(_SHARDS)},
+      rejected_inputs={'empty file': 1}, skipped_modules={}, dropped_runs={'time < 2 ns': 7},
+      source={'files': 3, 'bytes': 9, 'fingerprint': 'é'})
+
+
+def test_split_sums_its_shards():
+  split = manifest.Split.of(iter(_SHARDS))
+  assert split == manifest.Split(
+      records=5, modules=3, measured=2, configs=90, bytes=1500, max_sizes={'ops': 12, 'configs': 30},
+      total_sizes={'ops': 44, 'configs': 90}, shards=(_SHARDS[1], _SHARDS[0]))
+
+
+def test_round_trip():
+  original = _manifest()
+  assert manifest.loads(original.dumps(), path='p') == original
+
+
+def test_text_is_stable_json():
+  content = json.loads(_manifest().dumps())
+  assert content['format_version'] == 1
+  assert [shard['name'] for shard in content['splits']['train']['shards']] == sorted(shard.name for shard in _SHARDS)
+  assert _manifest().dumps() == manifest.loads(_manifest().dumps(), path='p').dumps()
+
+
+def test_other_version():
+  text = _manifest().dumps().replace('"format_version": 1', '"format_version": 2')
+  with pytest.raises(errors.InputError, match='dataset of another format') as caught:
+    manifest.loads(text, path='d/manifest.json')
+  assert (caught.value.path, caught.value.where, caught.value.found, caught.value.expected) == (
+      'd/manifest.json', 'format_version', '2', '1')
+
+
+def _without(name):
+  content = json.loads(_manifest().dumps())
+  del content[name]
+  return json.dumps(content)
+
+
+def _with(shard):
+  content = json.loads(_manifest().dumps())
+  content['splits']['train']['shards'] = [shard]
+  return json.dumps(content)
+
+
+@pytest.mark.parametrize('text', [
+    '', '{', '[]', 'null', '<html>', _manifest().dumps()[:200], _without('splits'), _without('kind'),
+    _manifest().dumps().replace('"dropped_runs"', '"dropped"'), _with(5), _with({'name': 'x'}), _with(None)])
+def test_damaged(text):
+  with pytest.raises(errors.InputError) as caught:
+    manifest.loads(text, path='d/manifest.json')
+  assert (caught.value.reason, caught.value.path) == ('damaged manifest', 'd/manifest.json')
+  assert caught.value.found is not None
