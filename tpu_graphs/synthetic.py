@@ -413,11 +413,12 @@ def _layouts(shapes: Sequence[Sequence[Sequence[int]]], count: int, rng: np.rand
       default[i, tensor, :len(shape)] = _descending(len(shape))
   configs = {default.tobytes(): default}
   while len(configs) < count:
-    # Some configs change few ops, others most; some have one idea for all tensors that they change.
-    share = rng.choice([2 / len(shapes), rng.uniform(0.4, 1)], p=[0.3, 0.7])
-    idea = rng.integers(features.LAYOUT_DIMENSIONS) if rng.random() < 0.6 else None
+    # Some configs change few ops, others most, all in a row; most have one idea for all tensors that they change.
+    length = int(rng.integers(1, 3)) if rng.random() < 0.3 else int(len(shapes) * rng.uniform(0.3, 1.1)) + 1
+    start = rng.integers(1 - length, len(shapes))
+    idea = rng.integers(60) if rng.random() < 0.7 else None
     config = default.copy()
-    for i in np.flatnonzero(rng.random(len(shapes)) < share):
+    for i in range(max(start, 0), min(start + length, len(shapes))):
       for tensor, shape in enumerate(shapes[i]):
         config[i, tensor, :len(shape)] = _layout(shape, idea, rng)
     configs.setdefault(config.tobytes(), config)
@@ -432,7 +433,7 @@ def _layout(shape: Sequence[int], idea: int | None, rng: np.random.Generator) ->
   good = [dimension for dimension, size in enumerate(shape) if size >= _SUBLANES]
   if not good:
     return _descending(len(shape))
-  minor = idea if idea in good else good[rng.integers(len(good))]
+  minor = good[(rng.integers(len(good)) if idea is None else idea) % len(good)]
   others = [dimension for dimension in _descending(len(shape)) if dimension != minor]
   if rng.random() < 0.2:
     rng.shuffle(others)

@@ -16,9 +16,9 @@ _SHARDS = (
 
 def _manifest():
   return manifest.Manifest(
-      collection='tile:xla', kind='tile', options={'seed': 0, 'split': None}, splits={'train': manifest.Split.of(_SHARDS)},
-      rejected_inputs={'empty file': 1}, skipped_modules={}, dropped_runs={'time < 2 ns': 7},
-      source={'files': 3, 'bytes': 9, 'fingerprint': 'é'})
+      collection='tile:xla', kind='tile', options={'seed': 0, 'split': None},
+      splits={'train': manifest.Split.of(_SHARDS)}, rejected_inputs={'empty file': 1}, skipped_modules={},
+      dropped_runs={'time < 2 ns': 7}, source={'files': 3, 'bytes': 9, 'fingerprint': 'é'})
 
 
 def test_split_sums_its_shards():

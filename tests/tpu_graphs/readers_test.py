@@ -29,8 +29,8 @@ def test_npz_by_suffix_or_content(name, tmp_path):
 
 def test_protobuf():
   path = testing.GOLDEN / 'corner' / 'tile_sel.pb'
-  [*found], [*expected] = readers.from_file(path, kind='tile').modules, hlo.from_file(path, kind='tile').modules
-  assert len(found) > 1
+  found, expected = readers.from_file(path, kind='tile').modules, hlo.from_file(path, kind='tile')
+  assert len(found) == 3
   assert [module.module_id for module in found] == [module.module_id for module in expected]
   for one, other in zip(found, expected, strict=True):
     np.testing.assert_array_equal(one.config_feat, other.config_feat)
@@ -59,7 +59,7 @@ def test_html(name):
 
 @pytest.mark.parametrize('name', ['m.pb', 'm.binpb'])
 def test_npz_under_the_name_of_a_protobuf(name):
-  with pytest.raises(errors.InputError, match='zip archive') as caught:
+  with pytest.raises(errors.InputError, match='zip') as caught:
     readers.from_bytes(_npz_bytes(), path=name)
   assert caught.value.path == name
 
