@@ -11,7 +11,7 @@ rm -rf "$DIR"
 show python pipelines/sample.py --output="$DIR/raw"
 for kind in tile layout; do
   show python pipelines/convert.py --collection="$kind:synthetic" --input="$DIR/raw/npz" --output="$DIR/data/$kind"
-  show python baselines/train.py --data="$DIR/data/$kind" --out="$DIR/runs/$kind" --epochs=20
+  show python baselines/train.py --data="$DIR/data/$kind" --out="$DIR/runs/$kind" --epochs=20 --learning_rate=3e-3
   show python baselines/evaluate.py --run="$DIR/runs/$kind" --data="$DIR/data/$kind" --split=valid
 done
 program=$(find "$DIR/raw/npz/layout/synthetic/test" -name '*.npz' | sort | head -n 1)

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from baselines import models
 from baselines.models import parts
+from tpu_graphs import datasets
 from tpu_graphs import errors
 from tpu_graphs import statistics as statistics_lib
 
@@ -106,24 +107,36 @@ def load(path: str) -> Run:
   """Loads a run directory.
 
   Raises:
-    InputError: it is no run, of another format version, or without a checkpoint.
+    InputError: it is no run, of another format version, without a checkpoint, or damaged.
   """
   config_path = os.path.join(path, CONFIG_NAME)
   if not tf.io.gfile.exists(config_path):
     raise errors.InputError('no run', path=path, found=f'no {CONFIG_NAME}',
                             expected='a directory that train has written')
   with errors.in_file(config_path):
-    config = json.loads(tf.io.gfile.GFile(config_path).read())
+    config, options = _parse(tf.io.gfile.GFile(config_path).read())
+  checkpoint = tf.train.latest_checkpoint(os.path.join(path, _CHECKPOINT))
+  if checkpoint is None:
+    raise errors.InputError('run without a checkpoint', path=path, fix='let train finish at least one epoch')
+  statistics = datasets.read_statistics(os.path.join(path, STATISTICS_NAME))
+  model = models.build(options, statistics_lib.parse(statistics))
+  try:
+    tf.train.Checkpoint(model=model).read(checkpoint).assert_existing_objects_matched().expect_partial()
+  except (AssertionError, ValueError, tf.errors.OpError) as error:  # Other weights, other shapes, damaged files.
+    raise errors.InputError('damaged checkpoint', path=checkpoint, found=' '.join(str(error).split())[:200],
+                            expected=f'the weights of the model in {CONFIG_NAME}', fix='copy or train the run again'
+                            ) from error
+  return Run(path, config, options, model)
+
+
+def _parse(text: str) -> tuple[dict[str, Any], models.ModelOptions]:
+  """The content of `config.json`, and the options in it."""
+  try:
+    config = json.loads(text)
     if config['format_version'] != FORMAT_VERSION:
       raise errors.InputError('run of another format', found=config['format_version'], expected=FORMAT_VERSION,
                               fix='train again with this version')
     stored = config['model']
-    options = models.ModelOptions(stored['name'], stored['kind'], parts.PartOptions(**stored['parts']))
-  checkpoint = tf.train.latest_checkpoint(os.path.join(path, _CHECKPOINT))
-  if checkpoint is None:
-    raise errors.InputError('run without a checkpoint', path=path, fix='let train finish at least one epoch')
-  statistics = json.loads(tf.io.gfile.GFile(os.path.join(path, STATISTICS_NAME)).read())
-  model = models.build(options, statistics_lib.parse(statistics))
-  tf.train.Checkpoint(model=model).read(checkpoint).assert_existing_objects_matched().expect_partial()
-  return Run(path, config, options, model)
-
+    return config, models.ModelOptions(stored['name'], stored['kind'], parts.PartOptions(**stored['parts']))
+  except (KeyError, TypeError, json.JSONDecodeError) as error:
+    raise errors.InputError('damaged config', found=repr(error), fix='copy or train the run again') from error

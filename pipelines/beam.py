@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+import contextlib
 import difflib
 import logging
 import os
@@ -34,7 +35,9 @@ def pipeline(args: Sequence[str], *, input_bytes: int) -> beam.Pipeline:
   options = pipeline_options.PipelineOptions(list(args))
   runner = None
   if str(known['runner'] or 'direct').lower().removesuffix('runner') in ('direct', 'fnapi'):
-    runner = _local_runner(options.view_as(pipeline_options.DirectOptions), large=input_bytes >= _BYTES_WORTH_PROCESSES)
+    given = {arg.partition('=')[0] for arg in args}
+    runner = _local_runner(options.view_as(pipeline_options.DirectOptions), given,
+                           large=input_bytes >= _BYTES_WORTH_PROCESSES)
   try:
     return beam.Pipeline(runner, options)
   except (ValueError, ImportError, AttributeError) as error:
@@ -42,12 +45,14 @@ def pipeline(args: Sequence[str], *, input_bytes: int) -> beam.Pipeline:
                             fix='name a runner of Apache Beam, such as FnApiRunner or DataflowRunner') from error
 
 
-def _local_runner(options: pipeline_options.DirectOptions, *, large: bool) -> fn_runner.FnApiRunner:
-  """An FnApiRunner for `options`, which are filled in where the user left them open."""
+def _local_runner(options: pipeline_options.DirectOptions, given: Set[str], *, large: bool) -> fn_runner.FnApiRunner:
+  """An FnApiRunner for `options`, which are filled in where the user has not `given` them."""
   logging.getLogger('apache_beam').setLevel(logging.CRITICAL)  # The outcome is told by an exception, once.
-  if options.direct_running_mode is None and options.direct_num_workers in (None, 1):
-    options.direct_running_mode = 'multi_processing' if large else 'in_memory'
-    options.direct_num_workers = os.cpu_count() if large else 1
+  if '--direct_running_mode' not in given:  # Its default in Beam makes a number of workers have no effect.
+    several = options.direct_num_workers != 1 if '--direct_num_workers' in given else large
+    options.direct_running_mode = 'multi_processing' if several else 'in_memory'
+  if '--direct_num_workers' not in given and options.direct_running_mode != 'in_memory':
+    options.direct_num_workers = os.cpu_count()
   if options.direct_running_mode != 'multi_processing':
     return fn_runner.FnApiRunner()
   # Beam's own command for worker processes lets them log every step to the terminal. What they raise comes back anyway.
@@ -83,8 +88,10 @@ def check_file_system(flag: str, path: str) -> None:
   """Refuses a path whose file system cannot be reached, before any work is done.
 
   Raises:
-    InputError: unknown scheme, or a scheme whose extra is not installed.
+    InputError: no path, unknown scheme, or a scheme whose extra is not installed.
   """
+  if not path:
+    raise errors.InputError('empty path', where=flag)
   scheme = path.partition('://')[0] if '://' in path else ''
   if scheme == 'gcs':
     raise errors.InputError('unknown file system', where=flag, found=path, fix='use gs://')
@@ -119,5 +126,6 @@ def write_atomically(path: str, data: bytes) -> None:
 def rename(source: str, target: str) -> None:
   """Moves a file over another that may exist: a step may run twice."""
   if filesystems.FileSystems.exists(target):
-    filesystems.FileSystems.delete([target])
+    with contextlib.suppress(OSError):  # Another attempt may be first.
+      filesystems.FileSystems.delete([target])
   filesystems.FileSystems.rename([source], [target])

@@ -98,14 +98,17 @@ def find_inputs(inputs: Sequence[str], collection: str) -> Inputs:
   a folder with train, valid and test, or a plain folder of files.
 
   Raises:
-    InputError: a file system is not available, or an input matches no file.
+    InputError: a file system is not available, an input matches no file, or a file's name is not in Unicode.
   """
+  if not inputs:
+    raise errors.InputError('no input', where='--input', expected='files, globs or folders')
   patterns: list[str] = []
   entries: list[filesystems.FileMetadata] = []
   for name in inputs:
     beam_lib.check_file_system('--input', name)
     tree = output.join(name, *collection.split(':'))
-    groups = [[name]]
+    # Beam finds nothing by a local glob without a folder before it.
+    groups = [[name if '://' in name or name.startswith(('/', './', '../')) else f'./{name}']]
     if not any(character in name for character in '*?['):
       groups = [[output.join(tree, split) for split in manifest_lib.SPLITS], [tree],
                 [output.join(name, split) for split in manifest_lib.SPLITS], [name]]
@@ -123,6 +126,10 @@ def find_inputs(inputs: Sequence[str], collection: str) -> Inputs:
       if result.metadata_list:
         patterns.append(result.pattern)
         entries.extend(result.metadata_list)
+  for entry in entries:
+    if any('\ud800' <= character <= '\udfff' for character in entry.path):  # Bytes that are no UTF-8.
+      raise errors.InputError('file name not in Unicode', where='--input', found=ascii(entry.path),
+                              fix='rename the file')
   return Inputs(tuple(patterns), len(entries), sum(entry.size_in_bytes for entry in entries))
 
 
@@ -212,7 +219,7 @@ class AssignShards(beam.DoFn):
   def process(self, item: _Item, keys: Mapping[str, np.ndarray]):
     split_keys = keys[item.split]
     num_shards = min(self._num_shards, len(split_keys))
-    yield (item.split, int(np.searchsorted(split_keys, item.key)) % num_shards, num_shards), item
+    yield (item.split, int(np.searchsorted(split_keys, np.uint64(item.key))) % num_shards, num_shards), item
 
 
 class WriteShard(beam.DoFn):
@@ -320,16 +327,20 @@ class Convert(beam.PTransform):
 
   Attributes:
     directory: where to write.
-    options: see `ConvertOptions`.
+    options: see `ConvertOptions`; `num_shards` must be given, since the size of the input is not known here.
   """
   directory: str
   options: ConvertOptions
+
+  def __post_init__(self):
+    if self.options.num_shards is None:
+      raise errors.InputError('number of shards missing', where='num_shards', expected='>= 1')
 
   def expand(self, patterns: beam.PCollection) -> beam.PCollection:
     read = (
         patterns
         | 'Match' >> fileio.MatchAll()
-        | 'Path' >> beam.Map(lambda metadata: metadata.path)
+        | 'Path' >> beam.Map(lambda metadata: metadata.path.removeprefix('./'))
         | 'Distinct' >> beam.Distinct()
         | 'Spread' >> beam.Reshuffle()
         | 'Read' >> beam.ParDo(ReadModules(self.directory, self.options)).with_outputs(

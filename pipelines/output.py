@@ -7,8 +7,10 @@ directories cannot be renamed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import posixpath
+import re
 from typing import Any
 
 from apache_beam.io import filesystems
@@ -21,6 +23,9 @@ IN_PROGRESS_NAME = 'in_progress.json'
 FAILURE_NAME = 'failure.json'
 _OWN_NAMES = (manifest_lib.FILE_NAME, manifest_lib.SCHEMA_NAME, manifest_lib.STATISTICS_NAME,
               manifest_lib.REJECTED_NAME, IN_PROGRESS_NAME, FAILURE_NAME)
+_OWN = re.compile(
+    rf'({"|".join(map(re.escape, _OWN_NAMES))}|({"|".join(manifest_lib.SPLITS)})/part-\d+-of-\d+\.tfrecord)'
+    r'(\.[0-9a-f]+\.partial)?')  # The suffix of a file that is not yet complete.
 
 
 def join(directory: str, *names: str) -> str:
@@ -44,14 +49,19 @@ def begin(directory: str, *, request: dict[str, Any], overwrite: bool) -> None:
     overwrite: clear a dataset, or what an interrupted run of another request left, instead of refusing.
 
   Raises:
-    InputError: the directory holds a dataset, an unfinished one of another request, or files of somebody else.
+    InputError: the directory holds a dataset, an unfinished one of another request, or files of somebody else; or it
+      cannot be written.
   """
+  if any(character in directory for character in '*?['):  # Beam deletes by pattern.
+    raise errors.InputError('output cannot have a glob character in its name', path=directory,
+                            expected='a name without * ? [')
   files = list_files(directory)
   if manifest_lib.FILE_NAME in files and not overwrite:
     raise errors.InputError('output exists', path=directory, found='a dataset', expected='no directory or an empty one',
                             fix='give --overwrite to replace it')
-  foreign = [name for name in files if not _is_own(name)]
-  if foreign or (files and not {manifest_lib.FILE_NAME, IN_PROGRESS_NAME} & set(files)):
+  foreign = [name for name in files if not _OWN.fullmatch(name)]
+  started = any(name.startswith((manifest_lib.FILE_NAME, IN_PROGRESS_NAME)) for name in files)
+  if foreign or (files and not started):
     raise errors.InputError('output exists and is no dataset', path=directory, found=(foreign or files)[0],
                             expected='no directory or an empty one', fix='choose another place')
   marker = join(directory, IN_PROGRESS_NAME)
@@ -59,10 +69,14 @@ def begin(directory: str, *, request: dict[str, Any], overwrite: bool) -> None:
   if IN_PROGRESS_NAME in files and not overwrite and beam_lib.read_bytes(marker).decode() != text:
     raise errors.InputError('output holds an unfinished conversion with other options', path=directory,
                             fix='repeat its command to finish it, or give --overwrite')
-  _delete(directory, files)
-  if not filesystems.FileSystems.exists(directory):
-    filesystems.FileSystems.mkdirs(directory)
-  beam_lib.write_atomically(marker, text.encode())
+  try:
+    if not filesystems.FileSystems.exists(directory):
+      filesystems.FileSystems.mkdirs(directory)
+    # First the mark, so that a directory whose clearing is interrupted can still be told from somebody else's.
+    beam_lib.write_atomically(marker, text.encode())
+    _delete(directory, [name for name in files if name != IN_PROGRESS_NAME])
+  except OSError as error:
+    raise errors.InputError('cannot write', path=directory, found=error, expected='a writable directory') from error
 
 
 def publish(directory: str, *, manifest: manifest_lib.Manifest, files: dict[str, str]) -> None:
@@ -73,8 +87,9 @@ def publish(directory: str, *, manifest: manifest_lib.Manifest, files: dict[str,
 
 
 def end(directory: str) -> None:
-  """Removes the mark of a conversion in progress from a published directory."""
-  filesystems.FileSystems.delete([join(directory, IN_PROGRESS_NAME)])
+  """Removes from a published directory the mark of a conversion in progress, and what failed attempts of steps left."""
+  _delete(directory, [name for name in list_files(directory)
+                      if name in (IN_PROGRESS_NAME, FAILURE_NAME) or name.endswith('.partial')])
 
 
 def abandon(directory: str) -> errors.InputError | None:
@@ -84,19 +99,14 @@ def abandon(directory: str) -> errors.InputError | None:
   if FAILURE_NAME in files:
     reported = errors.InputError(**json.loads(beam_lib.read_bytes(join(directory, FAILURE_NAME))))
   _delete(directory, files)
-  filesystems.FileSystems.delete([directory])
+  with contextlib.suppress(OSError):  # A link to a directory stays, and an object store has no directories.
+    filesystems.FileSystems.delete([directory])
   return reported
 
 
 def report_failure(directory: str, error: errors.InputError) -> None:
   """Leaves `error` where the main process finds it: runners do not carry exceptions over unchanged."""
   beam_lib.write_atomically(join(directory, FAILURE_NAME), json.dumps(error.to_dict()).encode())
-
-
-def _is_own(name: str) -> bool:
-  folder, _, rest = name.partition('/')
-  return name in _OWN_NAMES or name.endswith('.partial') or (
-      folder in manifest_lib.SPLITS and rest.startswith('part-'))
 
 
 def _delete(directory: str, files: list[str]) -> None:

@@ -103,8 +103,9 @@ def open_directory(directory: str | os.PathLike[str]) -> DatasetDirectory:
     raise errors.InputError('no dataset', path=directory, found=f'no {manifest_lib.FILE_NAME}',
                             expected='a directory that convert has finished')
   manifest = manifest_lib.loads(tf.io.gfile.GFile(path).read(), path=path)
-  for name, split in manifest.splits.items():
-    expected = {shard.name: shard.bytes for shard in split.shards}
+  for name in manifest_lib.SPLITS:
+    shards = manifest.splits[name].shards if name in manifest.splits else ()
+    expected = {shard.name: shard.bytes for shard in shards}
     folder = os.path.join(directory, name)
     found = {f'{name}/{file}' for file in (tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else ())}
     for shard in sorted(found ^ set(expected)):
@@ -117,9 +118,24 @@ def open_directory(directory: str | os.PathLike[str]) -> DatasetDirectory:
       if length != size:
         raise errors.InputError('shard of wrong size', path=os.path.join(directory, shard), found=f'{length} bytes',
                                 expected=f'{size} bytes', fix='copy or convert the dataset again')
-  statistics = json.loads(tf.io.gfile.GFile(os.path.join(directory, manifest_lib.STATISTICS_NAME)).read())
-  statistics_lib.parse(statistics)
-  return DatasetDirectory(directory, manifest, statistics)
+  return DatasetDirectory(directory, manifest, read_statistics(os.path.join(directory, manifest_lib.STATISTICS_NAME)))
+
+
+def read_statistics(path: str) -> dict[str, Any]:
+  """The content of a `statistics.json`, checked.
+
+  Raises:
+    InputError: it is missing, damaged, or of another format version.
+  """
+  with errors.in_file(path):
+    try:
+      content = json.loads(tf.io.gfile.GFile(path).read())
+    except tf.errors.NotFoundError as error:
+      raise errors.InputError('statistics missing', fix='copy the directory again') from error
+    except json.JSONDecodeError as error:
+      raise errors.InputError('damaged statistics', found=error, fix='copy the directory again') from error
+    statistics_lib.parse(content)
+  return content
 
 
 @contextlib.contextmanager
@@ -154,6 +170,8 @@ def load(directory: DatasetDirectory | str | os.PathLike[str], split: str, *, co
   """
   if not isinstance(directory, DatasetDirectory):
     directory = open_directory(directory)
+  if chunked and configs_per_module is None:
+    raise errors.InputError('size of the chunks missing', where='configs_per_module', expected='>= 1')
   if configs_per_module is not None and configs_per_module < 1:
     raise errors.InputError('too few configs', where='configs_per_module', found=configs_per_module, expected='>= 1')
   shards = directory.split(split)
@@ -181,7 +199,7 @@ def load(directory: DatasetDirectory | str | os.PathLike[str], split: str, *, co
 
   numbers = tf.data.Dataset.range(first_epoch, first_epoch + epochs if epochs is not None else tf.int64.max)
   serialized = numbers.flat_map(one_epoch)
-  if chunked:
+  if chunked and configs_per_module is not None:
     return _chunks(serialized.map(lambda data, _: data), directory.kind, configs_per_module)
   return serialized.map(decode_one, num_parallel_calls=tf.data.AUTOTUNE)
 
@@ -280,10 +298,11 @@ def _relative_runtime(context: dict[str, tf.Tensor]) -> tf.Tensor:
 
 def smallest_module(kind: str) -> module_lib.Module:
   """A module of one op with one config, all zeros, to make a model or a function with before any data is there."""
-  arrays = {'tile': {'config_feat': np.zeros((1, features.NUM_TILE_FEATURES), np.float32),
-                     'config_runtime_normalizers': np.array([module_lib.UNMEASURED])},
-            'layout': {'node_config_ids': np.array([0]),
-                       'node_config_feat': np.zeros((1, 1, features.NUM_LAYOUT_FEATURES), np.int8)}}
+  arrays: dict[str, dict[str, Any]] = {
+      'tile': {'config_feat': np.zeros((1, features.NUM_TILE_FEATURES), np.float32),
+               'config_runtime_normalizers': np.array([module_lib.UNMEASURED])},
+      'layout': {'node_config_ids': np.array([0]),
+                 'node_config_feat': np.zeros((1, 1, features.NUM_LAYOUT_FEATURES), np.int8)}}
   return module_lib.Module(
       module_id='smallest', kind=kind, node_opcode=np.array([0]), edge_index=np.zeros((0, 2), np.int64),
       node_feat=np.zeros((1, features.NUM_NODE_FEATURES), np.float32), node_splits=np.array([0, 1]),

@@ -65,14 +65,21 @@ def in_file(path: str) -> Iterator[None]:
     raise
 
 
-def looks_like(head: bytes) -> str:
-  """Says in a few words what a file that starts with `head` seems to be, for an error message."""
-  signatures = ((b'PK', 'a zip archive (npz?)'), (b'\x93NUMPY', 'an npy array'), (b'\x1f\x8b', 'a gzip archive'),
-                (b'HloModule', 'HLO text'), (b'<', 'HTML or XML'), (b'{', 'JSON'))
-  if not head:
-    return 'an empty file'
-  stripped = head.lstrip()
-  for signature, description in signatures:
-    if stripped.startswith(signature):
+# How files that are often taken for another begin.
+_SIGNATURES = {
+    b'HloModule': 'HLO text',
+    b'PK\x03\x04': 'a zip or npz archive',
+    b'\x93NUMPY': 'an npy array',
+    b'\x1f\x8b': 'gzip data',
+    b'version https://git-lfs': 'a Git LFS pointer in place of the file',
+    b'<': 'HTML or XML',
+    b'{': 'JSON',
+}
+
+
+def looks_like(head: bytes) -> str | None:
+  """Says in a few words what a file that starts with `head` (some 100 bytes) is, for an error; None if unknown."""
+  for signature, description in _SIGNATURES.items():
+    if head.lstrip().startswith(signature):
       return description
-  return f'bytes {head[:16]!r}'
+  return 'text' if head and head.isascii() and b' '.join(head.split()).decode().isprintable() else None

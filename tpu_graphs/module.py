@@ -168,7 +168,7 @@ class Module:
   def topology_fingerprint(self) -> bytes:
     """A 16-byte digest of opcodes and edges, equal for modules with the same graph, whatever else differs."""
     order = np.lexsort((self.edge_index[:, 1], self.edge_index[:, 0]))
-    digest = hashlib.blake2b(self.node_opcode.tobytes(), digest_size=16)
+    digest = hashlib.blake2b(self.num_ops.to_bytes(8, 'little') + self.node_opcode.tobytes(), digest_size=16)
     digest.update(self.edge_index[order].astype('<i8').tobytes())
     return digest.digest()
 

@@ -157,14 +157,19 @@ def _damage_explained(file: BinaryIO) -> Iterator[None]:
     if not head:
       raise errors.InputError('empty file', found='0 bytes', expected='an npz file') from error
     if not head.startswith(b'PK'):
-      raise errors.InputError('not an npz file', found=errors.looks_like(head), expected='a zip archive of npy arrays',
+      raise errors.InputError('not an npz file', found=errors.looks_like(head) or f'bytes {head[:16]!r}',
+                              expected='a zip archive of npy arrays',
                               fix='download the file again') from error
     raise errors.InputError('damaged or truncated npz file', found=str(error), expected='a complete zip archive',
                             fix='download the file again') from error
 
 
 def _array_names(archive: zipfile.ZipFile) -> list[str]:
-  return [name.removesuffix('.npy') for name in archive.namelist() if name.endswith('.npy')]
+  names = archive.namelist()
+  for name in names:
+    if not name.endswith('.npy'):
+      raise errors.InputError('member is no npy array', where=name, expected='a name that ends in .npy')
+  return [name.removesuffix('.npy') for name in names]
 
 
 def _header(archive: zipfile.ZipFile, name: str, max_array_bytes: int) -> _Header:
@@ -229,7 +234,7 @@ def _check_headers(headers: dict[str, _Header], known: dict[str, tuple[str, tupl
 
 
 def _array(archive: zipfile.ZipFile, name: str, header: _Header) -> np.ndarray:
-  """Inflates one array; layout configs come out as int8."""
+  """Inflates one array; layout configs come out as int8. With the last byte, zipfile checks the CRC."""
   with archive.open(f'{name}.npy') as stream:
     stream.read(header.body)
     order = header.shape[::-1] if header.fortran_order else header.shape
@@ -243,7 +248,6 @@ def _array(archive: zipfile.ZipFile, name: str, header: _Header) -> np.ndarray:
         raise EOFError(f'{name} ends early')
       block = np.frombuffer(data, header.dtype)
       flat[start:start + size] = _narrow(block, start, header) if narrow else block
-    stream.read(1)  # Reaching the end makes zipfile check the CRC.
   array = flat.reshape(order)
   return np.ascontiguousarray(array.T) if header.fortran_order else array
 

@@ -134,17 +134,20 @@ def parse(content: Mapping[str, Any]) -> dict[str, ColumnStatistics]:
   """Reads the content of `statistics.json`.
 
   Raises:
-    InputError: it is of another format version.
+    InputError: it is damaged or of another format version.
   """
   if content.get('format_version') != FORMAT_VERSION:
     raise errors.InputError('statistics of another format', where='format_version', found=content.get('format_version'),
                             expected=FORMAT_VERSION, fix='convert the data again')
   result = {}
-  for name, columns in content['features'].items():
-    constant = np.zeros(len(columns['mean']), bool)
-    constant[columns['constant']] = True
-    result[name] = ColumnStatistics(columns['count'], np.array(columns['log']['mean']), np.array(columns['log']['std']),
-                                    constant)
+  try:
+    for name, columns in content['features'].items():
+      constant = np.zeros(len(columns['mean']), bool)
+      constant[columns['constant']] = True
+      result[name] = ColumnStatistics(columns['count'], np.array(columns['log']['mean'], np.float64),
+                                      np.array(columns['log']['std'], np.float64), constant)
+  except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    raise errors.InputError('damaged statistics', found=repr(error), fix='convert the data again') from error
   return result
 
 

@@ -26,10 +26,10 @@ import numpy as np
 
 from tpu_graphs import errors
 from tpu_graphs import features
+from tpu_graphs import manifest
 from tpu_graphs import module as module_lib
 from tpu_graphs import npz
 
-SPLITS = ('train', 'valid', 'test')
 NOISE = 0.01  # Standard deviation of the logarithm of a runtime.
 
 # The planted machine; rates are per ns.
@@ -41,7 +41,7 @@ _FAST_BYTES = 2 << 20
 _MAX_SPILL = 4.0
 _TILE_NS = 400.0  # To start a tile.
 _LAUNCH_NS = 1_500.0  # To start a module.
-_MINOR_PASSES, _MAJOR_PASSES = 4.0, 1.0  # Over a tensor, to move its minor-most dimension or only others.
+_MINOR_PASSES, _MAJOR_PASSES = 2.0, 0.5  # Over a tensor, to move its minor-most dimension or only others.
 _ELEMENT_BYTES = {'pred': 1, 'bf16': 2, 's32': 4, 'f32': 4}
 
 _UNARY = ('abs', 'exponential', 'logistic', 'negate', 'rsqrt', 'tanh')
@@ -84,8 +84,8 @@ def write_tree(directory: str | os.PathLike[str], *, seed: int = 0, tile: Sequen
   Args:
     directory: made where it is missing.
     seed: equal seeds give equal bytes.
-    tile: number of tile modules in each of `SPLITS`.
-    layout: number of layout modules in each of `SPLITS`.
+    tile: number of tile modules in each of `manifest.SPLITS`.
+    layout: number of layout modules in each of `manifest.SPLITS`.
 
   Raises:
     InputError: `directory` is not an empty folder, or cannot be written.
@@ -100,7 +100,7 @@ def write_tree(directory: str | os.PathLike[str], *, seed: int = 0, tile: Sequen
     with tempfile.TemporaryDirectory(prefix='.npz.', dir=target) as unfinished:
       for kind, sizes in (('tile', tile), ('layout', layout)):
         modules = generate(kind, sum(sizes), seed)
-        for name, size in zip(SPLITS, sizes, strict=True):
+        for name, size in zip(manifest.SPLITS, sizes, strict=True):
           folder = pathlib.Path(unfinished, 'npz', kind, 'synthetic', name)
           folder.mkdir(parents=True)
           num_configs = 0
@@ -712,7 +712,7 @@ def _weight(program: _Program, rng: np.random.Generator, *shape: int) -> int:
 
 def _convolutional_net(program: _Program, rng: np.random.Generator) -> None:
   reducer = program.reducer('add')
-  size, channels = _pick(rng, (8, 14, 16, 28)), _pick(rng, (8, 16, 24, 32, 64, 96, 128))
+  size, channels = _pick(rng, (8, 14, 16, 20)), _pick(rng, (16, 24, 32, 48, 64))
   shape = (_pick(rng, (128, 256)), size, size, channels)
   clusters = []
   for _ in range(rng.integers(2, 3, endpoint=True)):

@@ -64,9 +64,10 @@ def test_in_file_leaves_other_errors_alone():
 
 
 @pytest.mark.parametrize(('head', 'expected'), [
-    (b'', 'an empty file'), (b'PK\x03\x04', 'a zip archive (npz?)'), (b'\x93NUMPY\x01\x00', 'an npy array'),
-    (b'\x1f\x8b\x08', 'a gzip archive'), (b'HloModule jit_f', 'HLO text'), (b' \n<html>', 'HTML or XML'),
-    (b'{"a": 1}', 'JSON'), (b'\x0a\x05hello', r"bytes b'\n\x05hello'"), (b'  ', "bytes b'  '"),
+    (b'', None), (b'PK\x03\x04', 'a zip or npz archive'), (b'\x93NUMPY\x01\x00', 'an npy array'),
+    (b'\x1f\x8b\x08', 'gzip data'), (b'HloModule jit_f', 'HLO text'), (b' \n<html>', 'HTML or XML'),
+    (b'version https://git-lfs.github.com/spec/v1', 'a Git LFS pointer in place of the file'),
+    (b'{"a": 1}', 'JSON'), (b'hello', 'text'), (b'\x0a\x05hello\x00', None), (b'  ', 'text'),
 ])
 def test_looks_like(head, expected):
   assert errors.looks_like(head) == expected

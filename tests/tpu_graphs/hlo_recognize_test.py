@@ -63,7 +63,7 @@ def test_real_file_of_the_other_kind():
     (b'<!DOCTYPE html><html>404</html>', 'HTML or XML'),
     (b'\n\n<html>', 'HTML or XML'),
     (b'version https://git-lfs.github.com/spec/v1\noid sha256:00', 'a Git LFS pointer in place of the file'),
-    (json.dumps({'a': 1}).encode(), 'text'),
+    (json.dumps({'a': 1}).encode(), 'JSON'),
     (b'no such file\r\n', 'text'),
     (b'\n', 'text'),
 ])

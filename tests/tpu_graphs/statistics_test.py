@@ -28,12 +28,14 @@ def _module(kind, seed, **sizes):
   scale = 10.0 ** rng.integers(-3, 10, 140) * rng.choice([-1, 0, 1], 140)
   arrays['node_feat'] = (arrays['node_feat'] * scale).astype(np.float32)
   arrays['node_feat'][:, 5] = 7  # The same in every module, and so constant.
-  return module_lib.Module(module_id=f'm{seed}', kind=kind, config_id=np.arange(arrays['config_runtime'].size), **arrays)
+  config_id = np.arange(arrays['config_runtime'].size)
+  return module_lib.Module(module_id=f'm{seed}', kind=kind, config_id=config_id, **arrays)
 
 
 def _modules(kind):
   sizes = [{'n': 4, 'c': 6}, {'n': 1, 'c': 1}, {'n': 9, 'c': 3}, {'n': 2, 'c': 0}, {'n': 7, 'c': 20}]
-  return [_module(kind, seed, **size) for seed, size in enumerate(sizes)]
+  own = {'nc': 1} if kind == 'layout' else {}
+  return [_module(kind, seed, **size, **own) for seed, size in enumerate(sizes)]
 
 
 def _assert_naive(moments, rows):
@@ -178,3 +180,15 @@ def test_other_version(content):
   with pytest.raises(errors.InputError, match='statistics of another format') as caught:
     statistics.parse(content)
   assert (caught.value.where, caught.value.expected) == ('format_version', '1')
+
+
+@pytest.mark.parametrize('damage', [
+    lambda content: content.pop('features'), lambda content: content['features']['feat'].pop('log'),
+    lambda content: content['features']['feat'].update(constant=[140]),
+    lambda content: content['features']['feat']['log'].update(mean=['x']),
+])
+def test_damaged_statistics_are_refused(damage):
+  content = statistics.Statistics.of(_module('tile', 0)).to_json()
+  damage(content)
+  with pytest.raises(errors.InputError, match='damaged statistics'):
+    statistics.parse(content)

@@ -25,13 +25,6 @@ _TYPES_OF_KIND: dict[str | None, tuple[str, ...]] = {
     None: (MODULE_TUNING, TUNING, HLO, HLO_MODULE),
 }
 # How other files start that are given by mistake -> what they are.
-_PREFIXES = {
-    b'HloModule': 'HLO text',
-    b'PK\x03\x04': 'a zip or npz archive',
-    b'\x1f\x8b': 'gzip data',
-    b'version https://git-lfs': 'a Git LFS pointer in place of the file',
-    b'<': 'HTML or XML',
-}
 _FIX_OF_TEXT = "serialize the module instead, in TensorFlow by experimental_get_compiler_ir with stage 'hlo_serialized'"
 
 # How much of an HLO module shows when bytes are parsed as a type.
@@ -124,7 +117,7 @@ def _with_buffers(message: Any, data: bytes) -> Any:
 
 
 def _not_recognized(data: bytes, kind: str | None) -> errors.InputError:
-  foreign = _foreign(data[:100])
+  foreign = errors.looks_like(data[:100])
   if foreign:
     fix = _FIX_OF_TEXT if data.lstrip().startswith(b'HloModule') else None
     return errors.InputError('not a protobuf', found=foreign, expected=_expected(kind), fix=fix)
@@ -134,14 +127,6 @@ def _not_recognized(data: bytes, kind: str | None) -> errors.InputError:
                              fix='copy or download it again')
   return errors.InputError('not a protobuf of a known type', found=f'{len(data)} bytes that begin with {data[:16]!r}',
                            expected=_expected(kind))
-
-
-def _foreign(start: bytes) -> str | None:
-  """What a file that starts like this is, if it is known and no protobuf."""
-  for prefix, description in _PREFIXES.items():
-    if start.lstrip().startswith(prefix):
-      return description
-  return 'text' if start.isascii() and b' '.join(start.split()).decode().isprintable() else None
 
 
 def _end_of_last_field(data: bytes) -> int:
