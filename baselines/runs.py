@@ -92,10 +92,11 @@ class Writer:
     tf.io.gfile.rename(temporary, os.path.join(self._path, name), overwrite=True)
 
   def add_epoch(self, row: Mapping[str, Any]) -> None:
-    """Appends a row to `history.csv`."""
+    """Appends a row to `history.csv`; None becomes an empty cell."""
     self._history.append(dict(row))
     lines = [','.join(self._history[0])]
-    lines += [','.join(f'{v:.6g}' if isinstance(v, float) else str(v) for v in row.values()) for row in self._history]
+    lines += [','.join(f'{v:.6g}' if isinstance(v, float) else '' if v is None else str(v) for v in row.values())
+              for row in self._history]
     self._write(HISTORY_NAME, '\n'.join(lines) + '\n')
 
   def save(self, epoch: int) -> None:

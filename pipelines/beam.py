@@ -19,7 +19,7 @@ from apache_beam.transforms import environments
 from tpu_graphs import errors
 
 # Starting worker processes takes seconds, so smaller inputs are converted within the main process.
-_BYTES_WORTH_PROCESSES = 32 << 20
+_BYTES_WORTH_PROCESSES = 64 << 20
 
 
 def pipeline(args: Sequence[str], *, input_bytes: int) -> beam.Pipeline:

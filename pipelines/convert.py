@@ -427,8 +427,8 @@ def describe(manifest: manifest_lib.Manifest) -> str:
 
 def _define_flags(flag_values) -> None:
   from absl import flags
-  flags.DEFINE_list('input', None, 'Files, globs or folders of npz or pb files, separated by commas; a folder may be '
-                    'the root of a TpuGraphs tree.', flag_values=flag_values)
+  flags.DEFINE_multi_string('input', None, 'Files, globs or folders of npz or pb files, separated by commas or in '
+                            'several --input; a folder may be the root of a TpuGraphs tree.', flag_values=flag_values)
   flags.DEFINE_string('output', None, 'Dataset directory to write.', flag_values=flag_values)
   flags.DEFINE_string('collection', None, "Name of the collection, 'tile:NAME' or 'layout:NAME', such as "
                       "'layout:xla:random'.", flag_values=flag_values)
@@ -458,7 +458,8 @@ def _job(flag_values, beam_args: list[str]) -> int:
       records=records.RecordOptions(max_configs=flag_values.max_configs_per_record,
                                     max_bytes=flag_values.max_record_bytes, seed=flag_values.seed))
   start = time.monotonic()
-  manifest = convert(inputs=flag_values.input, directory=flag_values.output, options=options,
+  inputs = [name for names in flag_values.input for name in names.split(',')]
+  manifest = convert(inputs=inputs, directory=flag_values.output, options=options,
                      overwrite=flag_values.overwrite, beam_args=beam_args)
   print(f'{manifest.collection} -> {flag_values.output} in {time.monotonic() - start:.1f} s')
   print(describe(manifest))

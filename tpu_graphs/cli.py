@@ -101,8 +101,7 @@ def run(define_flags: Callable[[FlagValues], None], job: Callable[[FlagValues, l
   flag_values.set_gnu_getopt(True)
   define_flags(flag_values)
   if not _HELP_FLAGS.isdisjoint(args):
-    print(_help(program, description, flag_values, passthrough))
-    return 0
+    return _guarded(lambda: print(_help(program, description, flag_values, passthrough)))
   try:
     stray = flag_values([program, *args])[1:]
   except flags.UnrecognizedFlagError as error:
@@ -115,8 +114,13 @@ def run(define_flags: Callable[[FlagValues], None], job: Callable[[FlagValues, l
   if stray:
     return _fail(USAGE_ERROR, f'unexpected argument {stray[0]}; flags are written --name=value, and patterns such as '
                  "'*.npz' in quotes")
+  return _guarded(lambda: job(flag_values, rest))
+
+
+def _guarded(job: Callable[[], int | None]) -> int:
+  """Runs `job` and turns what a user can cause into an exit code and at most one line."""
   try:
-    code = job(flag_values, rest)
+    code = job()
     sys.stdout.flush()
   except errors.InputError as error:
     return _fail(INPUT_ERROR, str(error))
@@ -169,6 +173,7 @@ def _flag_help(flag: Flag) -> list[str]:
   values = '|'.join(getattr(flag.parser, 'enum_values', ())) or {'int': 'N', 'float': 'X'}.get(kind, 'TEXT')
   usage = f'--[no]{flag.name}' if kind == 'bool' else f'--{flag.name}={values}'
   text = (flag.help or '').removeprefix(f'<{values}>: ')  # absl repeats the values of an enum here.
+  text = text.partition(';\n    repeat this option')[0]  # absl's word on flags that may be repeated.
   if flag.default is not None:
     text += f' (default: {str(flag.default_as_str).strip(chr(39))})'
   return [f'  {usage}', *textwrap.wrap(text, _WIDTH, initial_indent=' ' * 6, subsequent_indent=' ' * 6)]

@@ -712,8 +712,10 @@ def _weight(program: _Program, rng: np.random.Generator, *shape: int) -> int:
 
 def _convolutional_net(program: _Program, rng: np.random.Generator) -> None:
   reducer = program.reducer('add')
-  size, channels = _pick(rng, (8, 14, 16, 20)), _pick(rng, (16, 24, 32, 48, 64))
-  shape = (_pick(rng, (128, 256)), size, size, channels)
+  # Many images of few channels, or the other way round: which dimension is best as the minor-most depends on that.
+  batches, channel_counts = _pick(rng, (((128, 256), (8, 12, 16, 24)), ((8, 12, 16, 24), (64, 96, 128, 192))))
+  size, channels = _pick(rng, (24, 28, 32, 40)), _pick(rng, channel_counts)
+  shape = (_pick(rng, batches), size, size, channels)
   clusters = []
   for _ in range(rng.integers(2, 3, endpoint=True)):
     op = program.parameter(*shape)

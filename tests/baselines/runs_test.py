@@ -1,0 +1,190 @@
+"""Tests of baselines.runs: what is written is read, in another process too, and damage is named."""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from baselines import models
+from baselines import runs
+from baselines import scoring
+from baselines.models import parts
+from tests import testing
+from tpu_graphs import errors
+from tpu_graphs import module as module_lib
+from tpu_graphs import npz
+from tpu_graphs import statistics
+
+_PARTS = parts.PartOptions(hidden=4, layers=1, opcode_embedding=3)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Case:
+  """A run, the model it was written from, and a file that it can rank."""
+  run: str
+  model: tf.keras.Model
+  options: models.ModelOptions
+  input: str
+
+
+@pytest.fixture(scope='session', params=module_lib.KINDS)
+def case(request, tmp_path_factory):
+  kind, folder = request.param, tmp_path_factory.mktemp(f'runs_{request.param}')
+  np.savez(folder / 'a.npz', **(testing.tile_arrays(c=9) if kind == 'tile' else testing.layout_arrays(c=9)))
+  module = npz.load(folder / 'a.npz')
+  content = statistics.Statistics.of(module).to_json()
+  options = models.ModelOptions(models.DEFAULT_MODEL[kind], kind, _PARTS)
+  tf.keras.utils.set_random_seed(0)
+  model = models.build(options, statistics.parse(content))
+  writer = runs.Writer(str(folder / 'run'), config={'note': 'π'}, options=options, model=model, statistics=content,
+                       overwrite=False)
+  writer.add_epoch({'epoch': 1, 'loss': 0.123456789, 'valid_opa': None})
+  writer.save(1)
+  return _Case(str(folder / 'run'), model, options, str(folder / 'a.npz'))
+
+
+@pytest.fixture
+def damaged(case, tmp_path):
+  """A copy of the run to be damaged."""
+  return shutil.copytree(case.run, tmp_path / 'copy')
+
+
+def _refusal(path):
+  with pytest.raises(errors.InputError) as info:
+    runs.load(str(path))
+  return info.value
+
+
+def test_run_is_read_as_it_was_written(case):
+  run = runs.load(case.run)
+  assert run.options == case.options
+  assert run.kind == case.options.kind
+  assert run.config['note'] == 'π'
+  assert len(run.model.weights) == len(case.model.weights)
+  for weight, expected in zip(run.model.weights, case.model.weights, strict=True):
+    np.testing.assert_array_equal(weight, expected)
+
+
+def test_history_has_a_row_per_epoch(case):
+  with open(f'{case.run}/{runs.HISTORY_NAME}', encoding='utf-8') as file:
+    assert file.read() == 'epoch,loss,valid_opa\n1,0.123457,\n'
+
+
+def test_another_process_gives_equal_scores(case):
+  code = ('import sys\n'
+          'from baselines import rank\n'
+          '(module,) = rank.rank_file(run=sys.argv[1], path=sys.argv[2])\n'
+          'print(module.score.tobytes().hex())')
+  process = subprocess.run([sys.executable, '-c', code, case.run, case.input], capture_output=True, text=True,
+                           check=False)
+  assert process.returncode == 0, process.stderr
+  expected = scoring.score_module(scoring.make_scorer(case.model, case.options.kind), npz.load(case.input))
+  np.testing.assert_array_equal(np.frombuffer(bytes.fromhex(process.stdout.strip()), np.float32), expected.score)
+
+
+def test_only_the_last_saved_weights_are_kept(case, tmp_path):
+  writer = runs.Writer(str(tmp_path / 'run'), config={}, options=case.options, model=case.model, overwrite=False,
+                       statistics=json.loads(open(f'{case.run}/{runs.STATISTICS_NAME}').read()))
+  for epoch in (1, 4):
+    writer.save(epoch)
+  indexes = sorted(path.name for path in (tmp_path / 'run' / 'checkpoint').glob('*.index'))
+  assert indexes == ['ckpt-4.index']
+
+
+def test_no_run(tmp_path):
+  error = _refusal(tmp_path)
+  assert (error.reason, error.path) == ('no run', str(tmp_path))
+
+
+@pytest.mark.parametrize('text', ['', '{', '[]', '{}', '{"format_version": 1}', '{"format_version": 1, "model": 3}'])
+def test_damaged_config_is_named(damaged, text):
+  (damaged / runs.CONFIG_NAME).write_text(text)
+  error = _refusal(damaged)
+  assert (error.reason, error.path) == ('damaged config', str(damaged / runs.CONFIG_NAME))
+
+
+def test_another_format_is_refused(damaged):
+  path = damaged / runs.CONFIG_NAME
+  path.write_text(json.dumps({**json.loads(path.read_text()), 'format_version': 99}))
+  error = _refusal(damaged)
+  assert (error.reason, error.found, error.path) == ('run of another format', '99', str(path))
+
+
+@pytest.mark.parametrize('change', [{'name': 'GPT'}, {'kind': 'other'}])
+def test_unknown_model_in_config_is_refused(damaged, change):
+  path = damaged / runs.CONFIG_NAME
+  content = json.loads(path.read_text())
+  content['model'].update(change)
+  path.write_text(json.dumps(content))
+  assert _refusal(damaged).path == str(path)
+
+
+def test_config_of_other_sizes_is_refused(damaged):
+  path = damaged / runs.CONFIG_NAME
+  content = json.loads(path.read_text())
+  content['model']['parts']['hidden'] = 5
+  path.write_text(json.dumps(content))
+  assert _refusal(damaged).reason == 'damaged checkpoint'
+
+
+def test_missing_statistics_are_named(damaged):
+  (damaged / runs.STATISTICS_NAME).unlink()
+  assert _refusal(damaged).path == str(damaged / runs.STATISTICS_NAME)
+
+
+@pytest.mark.parametrize('text', ['', '{"format_version": 1, "features": {}}', '{"format_version": 9}'])
+def test_damaged_statistics_are_named(damaged, text):
+  (damaged / runs.STATISTICS_NAME).write_text(text)
+  assert _refusal(damaged).path == str(damaged / runs.STATISTICS_NAME)
+
+
+def test_missing_checkpoint_is_refused(damaged):
+  shutil.rmtree(damaged / 'checkpoint')
+  assert _refusal(damaged).reason == 'run without a checkpoint'
+
+
+@pytest.mark.parametrize('pattern', ['*.index', '*.data-*'])
+@pytest.mark.parametrize('damage', ['missing', 'cut'])
+def test_damaged_checkpoint_is_refused(damaged, pattern, damage):
+  (path,) = (damaged / 'checkpoint').glob(pattern)
+  if damage == 'missing':
+    path.unlink()
+  else:
+    path.write_bytes(path.read_bytes()[:100])
+  assert _refusal(damaged).reason in ('damaged checkpoint', 'run without a checkpoint')
+
+
+def _write(path, case, overwrite=False):
+  with open(f'{case.run}/{runs.STATISTICS_NAME}', encoding='utf-8') as file:
+    content = json.load(file)
+  return runs.Writer(str(path), config={}, options=case.options, model=case.model, statistics=content,
+                     overwrite=overwrite)
+
+
+def test_existing_run_is_replaced_only_if_asked(case, damaged):
+  before = sorted(path.name for path in damaged.iterdir())
+  with pytest.raises(errors.InputError, match='--overwrite'):
+    _write(damaged, case)
+  assert sorted(path.name for path in damaged.iterdir()) == before
+  _write(damaged, case, overwrite=True)
+  assert not (damaged / runs.HISTORY_NAME).exists()
+  assert not (damaged / 'checkpoint').exists()
+
+
+def test_run_that_died_before_its_first_epoch_can_be_repeated(case, tmp_path):
+  _write(tmp_path / 'run', case)
+  _write(tmp_path / 'run', case).save(1)
+  assert runs.load(str(tmp_path / 'run')).options == case.options
+
+
+@pytest.mark.parametrize('overwrite', [False, True])
+def test_folder_of_something_else_is_never_removed(case, tmp_path, overwrite):
+  (tmp_path / 'thesis.txt').write_text('years of work')
+  with pytest.raises(errors.InputError, match='no run'):
+    _write(tmp_path, case, overwrite=overwrite)
+  assert (tmp_path / 'thesis.txt').read_text() == 'years of work'
