@@ -120,10 +120,15 @@ def load(path: str) -> Run:
   if checkpoint is None:
     raise errors.InputError('run without a checkpoint', path=path, fix='let train finish at least one epoch')
   statistics = datasets.read_statistics(os.path.join(path, STATISTICS_NAME))
-  model = models.build(options, statistics_lib.parse(statistics))
+  try:
+    model = models.build(options, statistics_lib.parse(statistics))
+  except KeyError as error:
+    raise errors.InputError('statistics of a feature missing', path=os.path.join(path, STATISTICS_NAME),
+                            expected=error, fix='copy or train the run again') from error
   try:
     tf.train.Checkpoint(model=model).read(checkpoint).assert_existing_objects_matched().expect_partial()
-  except (AssertionError, ValueError, tf.errors.OpError) as error:  # Other weights, other shapes, damaged files.
+  # Other weights, other shapes, damaged files; TensorFlow leaves some of the last as IndexError.
+  except (AssertionError, IndexError, ValueError, tf.errors.OpError) as error:
     raise errors.InputError('damaged checkpoint', path=checkpoint, found=' '.join(str(error).split())[:200],
                             expected=f'the weights of the model in {CONFIG_NAME}', fix='copy or train the run again'
                             ) from error

@@ -20,7 +20,7 @@ import math
 import os
 import pathlib
 import tempfile
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from tpu_graphs import npz
 NOISE = 0.01  # Standard deviation of the logarithm of a runtime.
 
 # The planted machine; rates are per ns.
-_SUBLANES, _LANES = 8, 128  # The second minor-most and the minor-most dimension are padded to multiples of these.
+_LANES, _SUBLANES = _REGISTER = (128, 8)  # The minor-most and the next dimension are padded to multiples of these.
 _BYTE_RATE = 500.0
 _MATRIX_RATE = 50_000.0  # Multiplications of a convolution or dot, with their additions.
 _VECTOR_RATE = 1_000.0  # Units of `_WORK`.
@@ -75,7 +75,7 @@ class Split:
 
 
 def write_tree(directory: str | os.PathLike[str], *, seed: int = 0, tile: Sequence[int] = (160, 32, 32),
-               layout: Sequence[int] = (40, 10, 10)) -> list[Split]:
+               layout: Sequence[int] = (80, 16, 16)) -> list[Split]:
   """Writes DIRECTORY/npz/{tile,layout}/synthetic/{train,valid,test}/*.npz and DIRECTORY/README.txt.
 
   Unlike the published test split, that of the sample is measured as well. No two modules of a kind have equal graphs.
@@ -85,7 +85,7 @@ def write_tree(directory: str | os.PathLike[str], *, seed: int = 0, tile: Sequen
     directory: made where it is missing.
     seed: equal seeds give equal bytes.
     tile: number of tile modules in each of `manifest.SPLITS`.
-    layout: number of layout modules in each of `manifest.SPLITS`.
+    layout: the same for layout modules.
 
   Raises:
     InputError: `directory` is not an empty folder, or cannot be written.
@@ -198,7 +198,7 @@ def layout_module(index: int, *, seed: int = 0, noise: float = NOISE) -> module_
   return _measured(module, rng, noise)
 
 
-def _unmeasured(program: _Program, kind: str, index: int, c: int, **configs: np.ndarray) -> module_lib.Module:
+def _unmeasured(program: _Program, kind: str, index: int, c: int, **configs: Any) -> module_lib.Module:
   return module_lib.Module(module_id=f'synthetic_{kind}_{index:04d}', kind=kind, config_id=np.arange(c),
                            config_runtime=np.full(c, module_lib.UNMEASURED), **program.arrays(), **configs)
 
@@ -278,6 +278,7 @@ class _Graph:
 
 
 def _tile_cost(module: module_lib.Module) -> np.ndarray:
+  assert module.config_feat is not None  # Of this kind.
   graph = _Graph(module)
   body = np.flatnonzero(module.computation < module.computation[-1])  # The entry behind it only calls the fusion.
   root = body[-1]
@@ -318,19 +319,22 @@ def _tile_cost(module: module_lib.Module) -> np.ndarray:
 
 
 def _layout_cost(module: module_lib.Module) -> np.ndarray:
+  ids, configs = module.node_config_ids, module.node_config_feat
+  assert ids is not None  # Both: of this kind.
+  assert configs is not None
   graph = _Graph(module)
-  config_of_op = {op: i for i, op in enumerate(module.node_config_ids.tolist())}
+  config_of_op = {op: i for i, op in enumerate(ids.tolist())}
 
   def layout(op: int, tensor: int) -> np.ndarray:
     """int8 [C, rank], minor to major; tensor 0 is the output, 1 the input, 2 the kernel."""
     rank = len(graph.shapes[(op, *graph.operands[op])[tensor]])
-    return module.node_config_feat[:, config_of_op[op], 6 * tensor:6 * tensor + rank]
+    return configs[:, config_of_op[op], 6 * tensor:6 * tensor + rank]
 
   cost = np.full(module.num_configs, _LAUNCH_NS)  # Other ops are thought of as fused into these, at no cost.
   for op in config_of_op:
     tensors = (op, *graph.operands[op])
     padding = [_padding(graph.shapes[tensor], layout(op, i)) for i, tensor in enumerate(tensors)]  # Each [C].
-    move_ns = sum(graph.bytes[tensor] * factor for tensor, factor in zip(tensors, padding)) / _BYTE_RATE
+    move_ns = sum(graph.bytes[tensor] * factor for tensor, factor in zip(tensors, padding, strict=True)) / _BYTE_RATE
     cost += np.maximum(move_ns, graph.multiplications(op) * padding[0] / _MATRIX_RATE)
     for i, operand in enumerate(graph.operands[op], start=1):
       for maker in graph.makers(operand, config_of_op):
@@ -347,17 +351,16 @@ def _round_up(sizes: np.ndarray, multiple: int) -> np.ndarray:
 
 def _padded_size(tile: np.ndarray, rank: int) -> np.ndarray:
   """Values in tiles [C, >= rank] in descending layout, padded to whole registers: [C]."""
-  sizes = tile[:, :rank].copy()
-  for dimension, multiple in zip((rank - 1, rank - 2), (_LANES, _SUBLANES)):
-    if dimension >= 0:
-      sizes[:, dimension] = _round_up(sizes[:, dimension], multiple)
+  sizes = tile[:, :rank][:, ::-1].copy()
+  for position, multiple in enumerate(_REGISTER[:rank]):
+    sizes[:, position] = _round_up(sizes[:, position], multiple)
   return np.prod(sizes, axis=1)
 
 
 def _padding(shape: Sequence[int], layout: np.ndarray) -> np.ndarray:
   """By how much padding to whole registers enlarges a tensor in layouts [C, rank], minor to major: [C]."""
   factor = np.ones(len(layout))
-  for position, multiple in zip(range(len(shape)), (_LANES, _SUBLANES)):
+  for position, multiple in enumerate(_REGISTER[:len(shape)]):
     sizes = np.array(shape)[layout[:, position]]
     factor *= _round_up(sizes, multiple) / sizes
   return factor
@@ -416,7 +419,7 @@ def _layouts(shapes: Sequence[Sequence[Sequence[int]]], count: int, rng: np.rand
     # Some configs change few ops, others most, all in a row; most have one idea for all tensors that they change.
     length = int(rng.integers(1, 3)) if rng.random() < 0.3 else int(len(shapes) * rng.uniform(0.3, 1.1)) + 1
     start = rng.integers(1 - length, len(shapes))
-    idea = rng.integers(60) if rng.random() < 0.7 else None
+    idea = int(rng.integers(60)) if rng.random() < 0.7 else None  # 60: of all ranks a multiple.
     config = default.copy()
     for i in range(max(start, 0), min(start + length, len(shapes))):
       for tensor, shape in enumerate(shapes[i]):
@@ -426,14 +429,11 @@ def _layouts(shapes: Sequence[Sequence[Sequence[int]]], count: int, rng: np.rand
 
 
 def _layout(shape: Sequence[int], idea: int | None, rng: np.random.Generator) -> list[int]:
-  """A layout, minor to major: usually descending but for the minor-most dimension, which is `idea` if that is any good.
-
-  A dimension that would leave most of a register empty is not.
-  """
-  good = [dimension for dimension, size in enumerate(shape) if size >= _SUBLANES]
+  """A layout, minor to major: usually descending but for the minor-most dimension, which `idea` or chance picks."""
+  good = [dimension for dimension, size in enumerate(shape) if size >= _SUBLANES]  # Smaller ones fill no register.
   if not good:
     return _descending(len(shape))
-  minor = good[(rng.integers(len(good)) if idea is None else idea) % len(good)]
+  minor = good[idea % len(good)] if idea is not None else _pick(rng, good)
   others = [dimension for dimension in _descending(len(shape)) if dimension != minor]
   if rng.random() < 0.2:
     rng.shuffle(others)
@@ -472,16 +472,16 @@ class _Program:
 
   def __init__(self, *, element_type: str):
     self.ops: list[_Op] = []
-    self._element_type = element_type  # Of all tensors for which no other is given.
+    self.element_type = element_type  # Of all tensors for which no other is given.
     self._ends: list[int] = []  # Of computations.
     self._splits = [0]
     self._parameters: list[int] = []  # Of the present computation.
 
-  def arrays(self) -> dict[str, np.ndarray]:
+  def arrays(self) -> dict[str, Any]:
     """The arrays of the graph, as `Module` describes them."""
     node_feat = np.zeros((len(self.ops), features.NUM_NODE_FEATURES), np.float32)
     node_feat[:, [column for name, column in _columns().items() if name.endswith('_product')]] = 1  # Of no values.
-    for row, op in zip(node_feat, self.ops):
+    for row, op in zip(node_feat, self.ops, strict=True):
       row[_columns()[f'shape_element_type_is_{op.element_type}']] = 1
       _put(row, 'shape_dimensions', op.shape)
       _put(row, 'layout_minor_to_major', range(len(op.shape))[::-1])
@@ -492,7 +492,7 @@ class _Program:
     return {'node_opcode': np.array([features.opcodes()[op.opcode] for op in self.ops], np.uint8),
             'node_feat': node_feat,
             'edge_index': np.array(edges, np.int64).reshape(-1, 2),
-            'node_splits': np.array(self._splits if self._splits[-1] == len(self.ops) else [*self._splits, len(self.ops)]),
+            'node_splits': np.array(self._splits, np.int64),  # `Module` appends the end.
             'computation': np.repeat(np.arange(len(self._ends)), np.diff([0, *self._ends]))}
 
   def end_computation(self, *, is_cluster: bool = False) -> _Computation:
@@ -508,7 +508,7 @@ class _Program:
 
   def add(self, opcode: str, shape: Sequence[int], *operands: int, element_type: str | None = None,
           **attributes: Sequence[int]) -> int:
-    self.ops.append(_Op(opcode, element_type or self._element_type, tuple(shape), operands, attributes))
+    self.ops.append(_Op(opcode, element_type or self.element_type, tuple(shape), operands, attributes))
     return len(self.ops) - 1
 
   def parameter(self, *shape: int, element_type: str | None = None) -> int:
@@ -558,17 +558,18 @@ class _Program:
     return self.add('dot', [*self.shape(source)[:-1], self.shape(kernel)[-1]], source, kernel)
 
   def convolution(self, source: int, kernel: int, stride: int = 1) -> int:
-    """[b, h, w, i] x [height, width, i, o] -> [b, h / stride, w / stride, o], padded at the borders."""
+    """[b, h, w, i] x [height, width, i, o] -> [b, h / stride, w / stride, o], padded at the borders; windows odd."""
     batch, height, width, _ = self.shape(source)
     *window, _, filters = self.shape(kernel)
     return self.add(
         'convolution', (batch, -(-height // stride), -(-width // stride), filters), source, kernel,
-        window_size=window, window_stride=[stride] * 2, window_padding_low=[(size - 1) // 2 for size in window],
-        window_padding_high=[size // 2 for size in window], window_window_dilation=[1] * 2, window_base_dilation=[1] * 2,
-        window_window_reversal_false_count=[2], convolution_dim_numbers_input_feature_dim=[3],
-        convolution_dim_numbers_input_spatial_dims=[1, 2], convolution_dim_numbers_kernel_input_feature_dim=[2],
-        convolution_dim_numbers_kernel_output_feature_dim=[3], convolution_dim_numbers_kernel_spatial_dims=[0, 1],
-        convolution_dim_numbers_output_feature_dim=[3], feature_group_count=[1], batch_group_count=[1])
+        window_size=window, window_stride=[stride, stride], window_padding_low=[size // 2 for size in window],
+        window_padding_high=[size // 2 for size in window], window_window_dilation=[1, 1],
+        window_base_dilation=[1, 1], window_window_reversal_false_count=[2],
+        convolution_dim_numbers_input_feature_dim=[3], convolution_dim_numbers_input_spatial_dims=[1, 2],
+        convolution_dim_numbers_kernel_input_feature_dim=[2], convolution_dim_numbers_kernel_output_feature_dim=[3],
+        convolution_dim_numbers_kernel_spatial_dims=[0, 1], convolution_dim_numbers_output_feature_dim=[3],
+        feature_group_count=[1], batch_group_count=[1])
 
 
 @functools.cache
@@ -577,14 +578,15 @@ def _columns() -> dict[str, int]:
 
 
 def _put(row: np.ndarray, name: str, values: Sequence[int]) -> None:
-  """Writes `values` into the block of columns (or the one column) of that name, with sum and product where it has them."""
+  """Writes `values` into the column or the block of columns of that name, with sum and product where it has these."""
   columns = _columns()
   if name in columns:
     (row[columns[name]],) = values
     return
-  for i, value in enumerate(values):
-    if (column := columns.get(f'{name}_{i}')) is not None:  # Further values count in sum and product only.
-      row[column] = value
+  width = sum(f'{name}_{i}' in columns for i in range(6))
+  assert width, name
+  for i, value in enumerate(values[:width]):  # Further values count in sum and product only.
+    row[columns[f'{name}_{i}']] = value
   if f'{name}_sum' in columns:
     row[columns[f'{name}_sum']], row[columns[f'{name}_product']] = sum(values), math.prod(values)
 
@@ -611,7 +613,8 @@ def _reduce_kernel(program: _Program, rng: np.random.Generator) -> _Kernel:
   op = _chain(program, rng, _leaf(program, rng, shape), int(rng.integers(1, 5, endpoint=True)))
   op = program.reduce(op, [dimension], reducer)
   op = _chain(program, rng, op, int(rng.integers(0, 2, endpoint=True)))
-  return _Kernel(program.shape(op), lambda tile: (tile[:, :0], tile, np.insert(tile, dimension, shape[dimension], axis=1)))
+  return _Kernel(program.shape(op),
+                 lambda tile: (tile[:, :0], tile, np.insert(tile, dimension, shape[dimension], axis=1)))
 
 
 def _dot_kernel(program: _Program, rng: np.random.Generator) -> _Kernel:
@@ -645,7 +648,8 @@ def _convolution_kernel(program: _Program, rng: np.random.Generator) -> _Kernel:
 
 
 def _matrix_shape(rng: np.random.Generator) -> tuple[int, ...]:
-  return (_pick(rng, (64, 100, 128, 200, 256, 384, 512, 1024)), _pick(rng, (64, 96, 128, 192, 256, 320, 512, 768, 1000)))
+  return (_pick(rng, (64, 100, 128, 200, 256, 384, 512, 1024)),
+          _pick(rng, (64, 96, 128, 192, 256, 320, 512, 768, 1000)))
 
 
 def _sequence_shape(rng: np.random.Generator) -> tuple[int, ...]:
@@ -659,18 +663,18 @@ def _image_shape(rng: np.random.Generator) -> tuple[int, ...]:
 
 def _leaf(program: _Program, rng: np.random.Generator, shape: Sequence[int]) -> int:
   """A tensor of that shape that is made of one parameter or constant."""
-  form = _pick(rng, ('parameter', 'parameter', 'parameter', 'scalar', 'vector', 'vector', 'convert', 'transpose', 'reshape',
-                     'slice', 'pad', 'iota'))
+  form = _pick(rng, (*['parameter'] * 3, 'scalar', *['vector'] * 2, 'convert', 'transpose', 'reshape', 'slice', 'pad',
+                     'iota'))
   if form == 'scalar':
     return program.scalar(shape)
   if form == 'vector':
     return program.vector(shape, int(rng.integers(len(shape))))
   if form == 'convert':
-    return program.elementwise('convert', program.parameter(*shape, element_type=_pick(rng, ('bf16', 's32', 'f32'))))
-  if form == 'transpose' and len(shape) > 1:
+    return program.elementwise('convert', program.parameter(*shape, element_type='s32'))
+  if form == 'transpose':
     permutation = rng.permutation(len(shape)).tolist()
     return program.transpose(program.parameter(*(shape[permutation.index(i)] for i in range(len(shape)))), permutation)
-  if form == 'reshape' and len(shape) > 1:
+  if form == 'reshape':
     return program.reshape(program.parameter(shape[0] * shape[1], *shape[2:]), *shape)
   if form == 'slice':
     source = program.parameter(2 * shape[0], *shape[1:])
@@ -704,7 +708,8 @@ def _weight(program: _Program, rng: np.random.Generator, *shape: int) -> int:
   """A parameter, perhaps of another element type and converted."""
   if rng.random() < 0.7:
     return program.parameter(*shape)
-  return program.elementwise('convert', program.parameter(*shape, element_type='f32'))
+  stored = 'bf16' if program.element_type == 'f32' else 'f32'
+  return program.elementwise('convert', program.parameter(*shape, element_type=stored))
 
 
 # Whole programs, of which `layout_module` makes one: some clusters, and an entry that calls one after the other.
@@ -715,7 +720,7 @@ def _convolutional_net(program: _Program, rng: np.random.Generator) -> None:
   # Many images of few channels, or the other way round: which dimension is best as the minor-most depends on that.
   batches, channel_counts = _pick(rng, (((128, 256), (8, 12, 16, 24)), ((8, 12, 16, 24), (64, 96, 128, 192))))
   size, channels = _pick(rng, (24, 28, 32, 40)), _pick(rng, channel_counts)
-  shape = (_pick(rng, batches), size, size, channels)
+  shape: tuple[int, ...] = (_pick(rng, batches), size, size, channels)
   clusters = []
   for _ in range(rng.integers(2, 3, endpoint=True)):
     op = program.parameter(*shape)
@@ -809,6 +814,7 @@ def _activation(program: _Program, rng: np.random.Generator, op: int) -> int:
 
 
 def _call_in_turn(program: _Program, clusters: Sequence[_Computation]) -> int:
+  """Calls each cluster with the result of the one before."""
   op = program.parameter(*program.shape(clusters[0].parameters[0]))
   for cluster in clusters:
     op = program.call('call', cluster, op)

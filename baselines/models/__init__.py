@@ -17,6 +17,7 @@ from baselines.models import parts
 from baselines.models import sage
 from tpu_graphs import datasets
 from tpu_graphs import errors
+from tpu_graphs import module as module_lib
 from tpu_graphs import statistics as statistics_lib
 
 MODELS = {'EarlyJoinSAGE': sage.EarlyJoinSAGE, 'ResGCN': gcn.ResGCN, 'MLP': mlp.MLP}
@@ -39,6 +40,8 @@ class ModelOptions:
   def __post_init__(self):
     if self.name not in MODELS:
       raise errors.InputError('unknown model', where='--model', found=self.name, expected=' or '.join(MODELS))
+    if self.kind not in module_lib.KINDS:
+      raise errors.InputError('unknown kind', where='kind', found=self.kind, expected=' or '.join(module_lib.KINDS))
 
 
 def build(options: ModelOptions, statistics: Mapping[str, statistics_lib.ColumnStatistics]) -> tf.keras.Model:

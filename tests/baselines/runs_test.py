@@ -60,6 +60,13 @@ def _refusal(path):
   return info.value
 
 
+def _write(path, case, overwrite=False):
+  with open(f'{case.run}/{runs.STATISTICS_NAME}', encoding='utf-8') as file:
+    content = json.load(file)
+  return runs.Writer(str(path), config={}, options=case.options, model=case.model, statistics=content,
+                     overwrite=overwrite)
+
+
 def test_run_is_read_as_it_was_written(case):
   run = runs.load(case.run)
   assert run.options == case.options
@@ -75,6 +82,7 @@ def test_history_has_a_row_per_epoch(case):
     assert file.read() == 'epoch,loss,valid_opa\n1,0.123457,\n'
 
 
+@pytest.mark.slow
 def test_another_process_gives_equal_scores(case):
   code = ('import sys\n'
           'from baselines import rank\n'
@@ -88,8 +96,7 @@ def test_another_process_gives_equal_scores(case):
 
 
 def test_only_the_last_saved_weights_are_kept(case, tmp_path):
-  writer = runs.Writer(str(tmp_path / 'run'), config={}, options=case.options, model=case.model, overwrite=False,
-                       statistics=json.loads(open(f'{case.run}/{runs.STATISTICS_NAME}').read()))
+  writer = _write(tmp_path / 'run', case)
   for epoch in (1, 4):
     writer.save(epoch)
   indexes = sorted(path.name for path in (tmp_path / 'run' / 'checkpoint').glob('*.index'))
@@ -157,13 +164,6 @@ def test_damaged_checkpoint_is_refused(damaged, pattern, damage):
   else:
     path.write_bytes(path.read_bytes()[:100])
   assert _refusal(damaged).reason in ('damaged checkpoint', 'run without a checkpoint')
-
-
-def _write(path, case, overwrite=False):
-  with open(f'{case.run}/{runs.STATISTICS_NAME}', encoding='utf-8') as file:
-    content = json.load(file)
-  return runs.Writer(str(path), config={}, options=case.options, model=case.model, statistics=content,
-                     overwrite=overwrite)
 
 
 def test_existing_run_is_replaced_only_if_asked(case, damaged):
