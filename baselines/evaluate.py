@@ -31,9 +31,6 @@ from tpu_graphs import manifest as manifest_lib
 from tpu_graphs import metrics
 
 _RANDOM_RANKINGS = 20
-METRICS_NAME = 'metrics.json'
-PER_MODULE_NAME = 'per_module.csv'
-RANKINGS_NAME = 'rankings.csv'
 
 
 def evaluate(*, run: str, data: str, split: str, out: str, seed: int = 0) -> dict[str, Any]:
@@ -58,6 +55,13 @@ def evaluate(*, run: str, data: str, split: str, out: str, seed: int = 0) -> dic
   if directory.kind != loaded.kind:
     raise errors.InputError('run of the other kind', path=run, found=loaded.kind,
                             expected=f'{directory.kind}, as {data}')
+  if not out or os.path.commonpath([os.path.abspath(out), os.path.abspath(data)]) == os.path.abspath(data):
+    raise errors.InputError('result cannot lie in the data', where='--out', found=repr(out),
+                            expected=f'a directory outside {data}')
+  try:
+    tf.io.gfile.makedirs(out)
+  except tf.errors.OpError as error:
+    raise errors.InputError('cannot write', path=out, found=' '.join(str(error).split())) from error
   scorer = scoring.make_scorer(loaded.model, loaded.kind)
   scored = list(scoring.score_split(scorer, directory, split))
   ks = metrics.TOP_KS[directory.kind]
@@ -68,10 +72,9 @@ def evaluate(*, run: str, data: str, split: str, out: str, seed: int = 0) -> dic
       'model_name': loaded.options.name, 'unmeasured_modules': len(scored) - len(measured),
       'model': metrics.summarize(per_module) if measured else None,
       'random': _random(measured, ks, seed) if measured else None}
-  tf.io.gfile.makedirs(out)
-  _write(out, METRICS_NAME, json.dumps(result, indent=1) + '\n')
-  _write(out, PER_MODULE_NAME, _per_module_csv(per_module, ks))
-  _write(out, RANKINGS_NAME, _csv(('module_id', 'config_ids'), (
+  _write(out, runs.METRICS_NAME, json.dumps(result, indent=1) + '\n')
+  _write(out, runs.PER_MODULE_NAME, _per_module_csv(per_module, ks))
+  _write(out, runs.RANKINGS_NAME, _csv(('module_id', 'config_ids'), (
       (module.module_id, ';'.join(map(str, module.config_id[module.order]))) for module in scored)))
   return result
 
@@ -130,7 +133,8 @@ def _define_flags(flag_values) -> None:
   flags.DEFINE_string('data', None, 'Dataset directory that convert has written.', flag_values=flag_values)
   flags.DEFINE_enum('split', 'valid', manifest_lib.SPLITS, 'Split to rank.', flag_values=flag_values)
   flags.DEFINE_string('out', None, 'Directory for the result. Default: RUN/SPLIT.', flag_values=flag_values)
-  flags.DEFINE_integer('seed', 0, 'Of the random rankings that the model is compared with.', flag_values=flag_values)
+  flags.DEFINE_integer('seed', 0, 'Of the random rankings that the model is compared with.', lower_bound=0,
+                       flag_values=flag_values)
   for name in ('run', 'data'):
     flags.mark_flag_as_required(name, flag_values=flag_values)
 

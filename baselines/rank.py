@@ -18,6 +18,7 @@ import numpy as np
 from baselines import runs
 from baselines import scoring
 from tpu_graphs import cli
+from tpu_graphs import errors
 from tpu_graphs import module as module_lib
 from tpu_graphs import readers
 
@@ -35,8 +36,9 @@ def rank_file(*, run: str, path: str) -> Iterator[scoring.ScoredModule]:
   loaded = runs.load(run)
   modules = readers.from_file(path, kind=loaded.kind).modules
   scorer = scoring.make_scorer(loaded.model, loaded.kind)
-  for module in modules:
-    yield scoring.score_module(scorer, module)
+  with errors.in_file(path):
+    for module in modules:
+      yield scoring.score_module(scorer, module)
 
 
 def describe(module: scoring.ScoredModule, *, top: int) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import dataclasses
 import json
 import os
+import re
 from typing import Any
 
 import tensorflow as tf
@@ -20,6 +21,7 @@ from baselines import models
 from baselines.models import parts
 from tpu_graphs import datasets
 from tpu_graphs import errors
+from tpu_graphs import manifest as manifest_lib
 from tpu_graphs import statistics as statistics_lib
 
 FORMAT_VERSION = 1
@@ -27,6 +29,13 @@ CONFIG_NAME = 'config.json'
 HISTORY_NAME = 'history.csv'
 STATISTICS_NAME = 'statistics.json'
 _CHECKPOINT = 'checkpoint'
+# Results of an evaluation, which may lie in a run's directory by the name of the split.
+METRICS_NAME = 'metrics.json'
+PER_MODULE_NAME = 'per_module.csv'
+RANKINGS_NAME = 'rankings.csv'
+_OWN = re.compile(
+    rf'({"|".join(map(re.escape, (CONFIG_NAME, HISTORY_NAME, STATISTICS_NAME)))})|\..*\.partial|{_CHECKPOINT}/.*|'
+    rf'({"|".join(manifest_lib.SPLITS)})/({"|".join(map(re.escape, (METRICS_NAME, PER_MODULE_NAME, RANKINGS_NAME)))})')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,16 +76,13 @@ class Writer:
     Raises:
       InputError: the directory holds a run, or something else.
     """
-    if tf.io.gfile.isdir(path) and tf.io.gfile.listdir(path):
-      if not tf.io.gfile.exists(os.path.join(path, CONFIG_NAME)):
-        raise errors.InputError('output exists and is no run', path=path, expected='no directory or an empty one',
-                                fix='choose another place')
-      # A run that ended before its first epoch is worth nothing to anybody.
-      if not overwrite and tf.io.gfile.exists(os.path.join(path, HISTORY_NAME)):
-        raise errors.InputError('output exists', path=path, found='a run', expected='no directory or an empty one',
-                                fix='give --overwrite to replace it')
-      tf.io.gfile.rmtree(path)
-    tf.io.gfile.makedirs(path)
+    if not path:
+      raise errors.InputError('empty path', where='--out')
+    _clear(path, overwrite)
+    try:
+      tf.io.gfile.makedirs(path)
+    except tf.errors.OpError as error:
+      raise errors.InputError('cannot write', path=path, found=' '.join(str(error).split())) from error
     self._path = path
     self._history: list[dict[str, Any]] = []
     self._manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), os.path.join(path, _CHECKPOINT),
@@ -104,6 +110,25 @@ class Writer:
     self._manager.save(checkpoint_number=epoch)
 
 
+def _clear(path: str, overwrite: bool) -> None:
+  """Empties a directory that holds a run and nothing else, if that is wanted."""
+  files = [os.path.relpath(os.path.join(folder, name), path).replace(os.sep, '/')
+           for folder, _, names in tf.io.gfile.walk(path) for name in names]
+  if not files:
+    return
+  foreign = [name for name in files if not _OWN.fullmatch(name)]
+  if foreign or CONFIG_NAME not in files:
+    raise errors.InputError('output exists and is no run', path=path, found=min(foreign or files),
+                            expected='no directory or an empty one', fix='choose another place')
+  with errors.in_file(os.path.join(path, CONFIG_NAME)):
+    _parse(datasets.read_text(os.path.join(path, CONFIG_NAME)))
+  # A run that ended before its first epoch is worth nothing to anybody.
+  if not overwrite and HISTORY_NAME in files:
+    raise errors.InputError('output exists', path=path, found='a run', expected='no directory or an empty one',
+                            fix='give --overwrite to replace it')
+  tf.io.gfile.rmtree(path)
+
+
 def load(path: str) -> Run:
   """Loads a run directory.
 
@@ -115,7 +140,7 @@ def load(path: str) -> Run:
     raise errors.InputError('no run', path=path, found=f'no {CONFIG_NAME}',
                             expected='a directory that train has written')
   with errors.in_file(config_path):
-    config, options = _parse(tf.io.gfile.GFile(config_path).read())
+    config, options = _parse(datasets.read_text(config_path))
   checkpoint = tf.train.latest_checkpoint(os.path.join(path, _CHECKPOINT))
   if checkpoint is None:
     raise errors.InputError('run without a checkpoint', path=path, fix='let train finish at least one epoch')
@@ -126,7 +151,8 @@ def load(path: str) -> Run:
     raise errors.InputError('statistics of a feature missing', path=os.path.join(path, STATISTICS_NAME),
                             expected=error, fix='copy or train the run again') from error
   try:
-    tf.train.Checkpoint(model=model).read(checkpoint).assert_existing_objects_matched().expect_partial()
+    # The flag of expect_partial only keeps TensorFlow from printing what the assertion finds.
+    tf.train.Checkpoint(model=model).restore(checkpoint).expect_partial().assert_consumed()
   # Other weights, other shapes, damaged files; TensorFlow leaves some of the last as IndexError.
   except (AssertionError, IndexError, ValueError, tf.errors.OpError) as error:
     raise errors.InputError('damaged checkpoint', path=checkpoint, found=' '.join(str(error).split())[:200],
@@ -144,5 +170,7 @@ def _parse(text: str) -> tuple[dict[str, Any], models.ModelOptions]:
                               fix='train again with this version')
     stored = config['model']
     return config, models.ModelOptions(stored['name'], stored['kind'], parts.PartOptions(**stored['parts']))
-  except (KeyError, TypeError, json.JSONDecodeError) as error:
+  except errors.InputError:
+    raise
+  except (KeyError, TypeError, ValueError) as error:
     raise errors.InputError('damaged config', found=repr(error), fix='copy or train the run again') from error

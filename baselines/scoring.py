@@ -88,7 +88,8 @@ def score_module(scorer: Scorer, module: module_lib.Module) -> ScoredModule:
     InputError: it has no config, or a score is NaN.
   """
   if not module.num_configs:
-    raise errors.InputError('no config to score', where=module.module_id, found='0 configs')
+    raise errors.InputError('no config to score', where=module.module_id, found='a program without configs',
+                            expected='at least one config')
   graphs = datasets.of_module(module, configs_per_module=CHUNK)
   (scored,) = _score(scorer, graphs, batch_size=1)
   return scored

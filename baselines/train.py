@@ -12,6 +12,7 @@ import baselines  # noqa: F401  # Before TensorFlow, to quiet it.
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import math
 import platform
 import sys
 import time
@@ -64,6 +65,9 @@ class TrainOptions:
 
   def __post_init__(self):
     losses.parse_loss(self.loss)
+    for name in ('learning_rate', 'clip_norm'):
+      if not 0 < getattr(self, name) < math.inf:
+        raise errors.InputError('not a positive number', where=f'--{name}', found=getattr(self, name))
 
 
 class Trainer:
@@ -217,6 +221,9 @@ def _train_epochs(trainer: Trainer, directory: datasets.DatasetDirectory, valid_
     valid = metrics.summarize(scoring.judge(module, metrics.TOP_KS[directory.kind])
                               for module in scoring.score_split(scorer, directory, valid_split) if module.is_measured)
     value = valid[metric]
+    if loss == 0 and value is None:
+      raise errors.InputError('nothing to learn', path=directory.path, found='no module with two different runtimes',
+                              fix='measure more configs')
     row = {'epoch': epoch, 'loss': loss, **{f'{valid_split}_{name}': valid[name] for name in _shown(directory.kind)},
            'steps_per_second': trainer.steps_per_epoch / seconds}
     writer.add_epoch(row)
@@ -260,7 +267,8 @@ def _define_flags(flag_values) -> None:
                      lower_bound=0.0, flag_values=flag_values)
   flags.DEFINE_float('clip_norm', training.clip_norm, 'Largest global norm of the gradients.', lower_bound=0.0,
                      flag_values=flag_values)
-  flags.DEFINE_integer('seed', training.seed, 'Of weights, order and samples.', flag_values=flag_values)
+  flags.DEFINE_integer('seed', training.seed, 'Of weights, order and samples.', lower_bound=0,
+                       upper_bound=2**32 - 1, flag_values=flag_values)
   flags.DEFINE_enum('valid_split', None, manifest_lib.SPLITS, 'By which the best epoch is chosen. Default: valid, or '
                     'train where nothing in it is measured.', flag_values=flag_values)
   flags.DEFINE_enum('strategy', 'auto', strategies.STRATEGIES, 'Where to train. auto: TPU if --tpu is given, else all '

@@ -97,7 +97,8 @@ def check_file_system(flag: str, path: str) -> None:
     raise errors.InputError('unknown file system', where=flag, found=path, fix='use gs://')
   try:
     filesystems.FileSystems.get_filesystem(path)
-  except ValueError as error:
+    filesystems.FileSystems.exists(path)  # Some schemes are known, but tell only now that their package is missing.
+  except (ValueError, OSError, beam.io.filesystem.BeamIOError) as error:
     fix = {'gs': "pip install 'tpu_graphs[gcp]'"}.get(scheme, 'use a local path or gs://')
     raise errors.InputError('file system not available', where=flag, found=path, fix=fix) from error
 

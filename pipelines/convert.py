@@ -283,7 +283,8 @@ class Publish(beam.DoFn):
         source={'files': files, 'bytes': size, 'fingerprint': f'{digest:016x}'})
     if not shards:
       error = errors.InputError(
-          'no usable module in the input', found=json.dumps({**manifest.rejected_inputs, **manifest.skipped_modules}))
+          'no usable module in the input', found=json.dumps({**manifest.rejected_inputs, **manifest.skipped_modules}),
+          path=min((row['path'] for row in rejected if row['path']), default=None))
       output.report_failure(self._directory, error)
       raise error
     # Buckets are merged in order, and modules in a bucket as well: floating point sums depend on it.
@@ -444,7 +445,7 @@ def _define_flags(flag_values) -> None:
   flags.DEFINE_enum('on_error', 'fail', ['fail', 'skip'], 'Whether to stop at an input that cannot be used, or to list '
                     'it in rejected.jsonl and go on.', flag_values=flag_values)
   flags.DEFINE_integer('seed', 0, 'Decides hashed splits, and the order of configs and records.',
-                       flag_values=flag_values)
+                       lower_bound=0, upper_bound=2**32 - 1, flag_values=flag_values)
   flags.DEFINE_bool('overwrite', False, 'Replace a dataset that exists; it is removed at the start.',
                     flag_values=flag_values)
   for name in ('input', 'output', 'collection'):

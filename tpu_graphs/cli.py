@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _fail(USAGE_ERROR, f'unknown command {command}{_did_you_mean(command, COMMANDS)}; '
                  f'`{PROGRAM} --help` lists the commands')
   _quiet_tensorflow()
-  return importlib.import_module(COMMANDS[command][0]).main([f'{PROGRAM} {command}', *rest])
+  return _guarded(lambda: importlib.import_module(COMMANDS[command][0]).main([f'{PROGRAM} {command}', *rest]))
 
 
 def run(define_flags: Callable[[FlagValues], None], job: Callable[[FlagValues, list[str]], int | None],

@@ -102,7 +102,7 @@ def open_directory(directory: str | os.PathLike[str]) -> DatasetDirectory:
   if not tf.io.gfile.exists(path):
     raise errors.InputError('no dataset', path=directory, found=f'no {manifest_lib.FILE_NAME}',
                             expected='a directory that convert has finished')
-  manifest = manifest_lib.loads(tf.io.gfile.GFile(path).read(), path=path)
+  manifest = manifest_lib.loads(read_text(path), path=path)
   for name in manifest_lib.SPLITS:
     shards = manifest.splits[name].shards if name in manifest.splits else ()
     expected = {shard.name: shard.bytes for shard in shards}
@@ -112,7 +112,7 @@ def open_directory(directory: str | os.PathLike[str]) -> DatasetDirectory:
       raise errors.InputError('shard missing' if shard in expected else 'extra file',
                               path=os.path.join(directory, shard),
                               expected=f'the {len(expected)} shards of {manifest_lib.FILE_NAME}',
-                              fix='convert the data again with --overwrite')
+                              fix='copy or convert the dataset again' if shard in expected else 'remove it')
     for shard, size in expected.items():
       length = tf.io.gfile.stat(os.path.join(directory, shard)).length
       if length != size:
@@ -129,13 +129,26 @@ def read_statistics(path: str) -> dict[str, Any]:
   """
   with errors.in_file(path):
     try:
-      content = json.loads(tf.io.gfile.GFile(path).read())
-    except tf.errors.NotFoundError as error:
-      raise errors.InputError('statistics missing', fix='copy the directory again') from error
+      content = json.loads(read_text(path))
     except json.JSONDecodeError as error:
       raise errors.InputError('damaged statistics', found=error, fix='copy the directory again') from error
     statistics_lib.parse(content)
   return content
+
+
+def read_text(path: str) -> str:
+  """The content of a text file of a dataset or run directory.
+
+  Raises:
+    InputError: it is missing, cannot be read, or is no text.
+  """
+  try:
+    with tf.io.gfile.GFile(path) as file:
+      return file.read()
+  except tf.errors.NotFoundError as error:
+    raise errors.InputError('file missing', path=path, fix='copy the directory again') from error
+  except (UnicodeDecodeError, tf.errors.OpError) as error:
+    raise errors.InputError('cannot read file', path=path, found=' '.join(str(error).split())) from error
 
 
 @contextlib.contextmanager

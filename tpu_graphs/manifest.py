@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 from tpu_graphs import errors
+from tpu_graphs import module as module_lib
 
 FORMAT_VERSION = 1
 FILE_NAME = 'manifest.json'
@@ -110,6 +111,14 @@ def loads(text: str, *, path: str) -> Manifest:
                                 expected=FORMAT_VERSION, fix='convert the data again with this version')
       splits = {name: Split(**{**split, 'shards': tuple(Shard(**shard) for shard in split['shards'])})
                 for name, split in content.pop('splits').items()}
-      return Manifest(**content, splits=splits)
-    except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
+      manifest = Manifest(**content, splits=splits)
+      if manifest.kind != module_lib.kind_of_collection(manifest.collection):
+        raise ValueError(f'kind {manifest.kind} of collection {manifest.collection}')
+      for name, split in splits.items():
+        if split != Split.of(split.shards):
+          raise ValueError(f'split {name} is not the sum of its shards')
+      return manifest
+    except errors.InputError:
+      raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
       raise errors.InputError('damaged manifest', found=error, fix='convert the data again') from error

@@ -200,7 +200,7 @@ def _check_kind(headers: dict[str, _Header], kind: str | None) -> str:
                             expected=' or '.join(', '.join(names) for names in _KIND_ARRAYS.values()))
   if kind is not None and kind != found[0]:
     raise errors.InputError('file of the other kind', found=f'a {found[0]} file', expected=f'a {kind} file',
-                            fix=f'give a collection that starts with {found[0]}:')
+                            fix=f'it belongs to a {found[0]} collection or run')
   return found[0]
 
 

@@ -15,9 +15,12 @@ from typing import Any
 import numpy as np
 
 from tpu_graphs import errors
+from tpu_graphs import features
 from tpu_graphs import module as module_lib
 
 FORMAT_VERSION = 1
+NUM_COLUMNS = {'feat': features.NUM_NODE_FEATURES, 'config_feat': features.NUM_TILE_FEATURES,
+               'node_config_feat': features.NUM_LAYOUT_FEATURES}
 
 
 def signed_log(x: np.ndarray) -> np.ndarray:
@@ -136,16 +139,21 @@ def parse(content: Mapping[str, Any]) -> dict[str, ColumnStatistics]:
   Raises:
     InputError: it is damaged or of another format version.
   """
-  if content.get('format_version') != FORMAT_VERSION:
-    raise errors.InputError('statistics of another format', where='format_version', found=content.get('format_version'),
-                            expected=FORMAT_VERSION, fix='convert the data again')
   result = {}
   try:
+    if content.get('format_version') != FORMAT_VERSION:
+      raise errors.InputError('statistics of another format', where='format_version',
+                              found=content.get('format_version'),
+                              expected=FORMAT_VERSION, fix='convert the data again')
     for name, columns in content['features'].items():
       constant = np.zeros(len(columns['mean']), bool)
       constant[columns['constant']] = True
       result[name] = ColumnStatistics(columns['count'], np.array(columns['log']['mean'], np.float64),
                                       np.array(columns['log']['std'], np.float64), constant)
+      if any(array.shape != (NUM_COLUMNS[name],) for array in (constant, result[name].log_mean, result[name].log_std)):
+        raise ValueError(f'{name} has not {NUM_COLUMNS[name]} columns')
+  except errors.InputError:
+    raise
   except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
     raise errors.InputError('damaged statistics', found=repr(error), fix='convert the data again') from error
   return result

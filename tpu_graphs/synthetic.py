@@ -716,7 +716,7 @@ def _weight(program: _Program, rng: np.random.Generator, *shape: int) -> int:
 
 
 def _convolutional_net(program: _Program, rng: np.random.Generator) -> None:
-  reducer = program.reducer('add')
+  reducer = program.reducer('add') if rng.random() < 0.5 else None
   # Many images of few channels, or the other way round: which dimension is best as the minor-most depends on that.
   batches, channel_counts = _pick(rng, (((128, 256), (8, 12, 16, 24)), ((8, 12, 16, 24), (64, 96, 128, 192))))
   size, channels = _pick(rng, (24, 28, 32, 40)), _pick(rng, channel_counts)
@@ -737,10 +737,7 @@ def _convolutional_net(program: _Program, rng: np.random.Generator) -> None:
     shape = program.shape(op)
     clusters.append(program.end_computation(is_cluster=True))
   op = _call_in_turn(program, clusters)
-  if rng.random() < 0.5:
-    op = program.reduce(op, [1, 2], reducer)
-  else:
-    op = program.reshape(op, shape[0], math.prod(shape[1:]))
+  op = program.reshape(op, shape[0], math.prod(shape[1:])) if reducer is None else program.reduce(op, [1, 2], reducer)
   program.dot(op, _weight(program, rng, program.shape(op)[1], _pick(rng, (10, 100, 1000))))
   program.end_computation()
 

@@ -38,13 +38,14 @@ def test_file_of_the_other_kind():
   program = protos.ModuleTuningData.FromString(layout).module
   buffers = protos.HloProto(hlo_module=program)
   buffers.buffer_assignment.buffer_allocations.add()
-  for data, kind, found, expected, fix in [
-      (tile, 'layout', 'TuningData', 'ModuleTuningData or HloProto or HloModuleProto', "read it as 'tile'"),
-      (layout, 'tile', 'ModuleTuningData', 'TuningData', "read it as 'layout'"),
-      (program.SerializeToString(), 'tile', 'HloModuleProto', 'TuningData', "read it as 'layout'"),
-      (buffers.SerializeToString(), 'tile', 'HloProto', 'TuningData', "read it as 'layout'")]:
+  for data, kind, found, expected, fitting in [
+      (tile, 'layout', 'TuningData', 'ModuleTuningData or HloProto or HloModuleProto', 'tile'),
+      (layout, 'tile', 'ModuleTuningData', 'TuningData', 'layout'),
+      (program.SerializeToString(), 'tile', 'HloModuleProto', 'TuningData', 'layout'),
+      (buffers.SerializeToString(), 'tile', 'HloProto', 'TuningData', 'layout')]:
     error = _error(data, kind)
-    assert (error.reason, error.found, error.expected, error.fix) == ('file of another kind', found, expected, fix)
+    assert (error.reason, error.found, error.expected) == ('file of another kind', found, expected)
+    assert error.fix == f'it belongs to a {fitting} collection or run'
 
 
 @testing.needs_shared

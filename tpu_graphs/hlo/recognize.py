@@ -65,7 +65,8 @@ def parse(data: bytes, kind: str | None) -> tuple[str, Any]:
     best, message = HLO, hlo
   if best not in wanted:
     fitting = next(other for other, types in _TYPES_OF_KIND.items() if best in types)
-    raise errors.InputError('file of another kind', found=best, expected=_expected(kind), fix=f'read it as {fitting!r}')
+    raise errors.InputError('file of another kind', found=best, expected=_expected(kind),
+                            fix=f'it belongs to a {fitting} collection or run')
   return best, message
 
 
