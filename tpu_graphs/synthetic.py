@@ -264,16 +264,15 @@ class _Graph:
                      / math.prod(self.shapes[op][:-2]))
 
   def makers(self, tensor: int, among: Container[int]) -> list[int]:
-    """The ops of `among` that make `tensor`, or tensors of its shape from which it is made value by value."""
+    """The ops of `among` that make `tensor`, or tensors from which it is made value by value."""
     found, pending, seen = [], [tensor], {tensor}
     while pending:
       op = pending.pop()
-      if self.shapes[op] == self.shapes[tensor]:
-        if op in among:
-          found.append(op)
-        elif self.names[op] in _ELEMENTWISE:
-          pending.extend(operand for operand in self.operands[op] if operand not in seen)
-          seen.update(self.operands[op])
+      if op in among:
+        found.append(op)
+      elif self.names[op] in _ELEMENTWISE:
+        pending.extend(operand for operand in self.operands[op] if operand not in seen)
+        seen.update(self.operands[op])
     return found
 
 

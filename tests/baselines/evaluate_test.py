@@ -92,7 +92,7 @@ def _rows(path):
 
 def _rankings(folder):
   return {row['module_id']: [int(i) for i in row['config_ids'].split(';')]
-          for row in _rows(folder / evaluate.RANKINGS_NAME)}
+          for row in _rows(folder / runs.RANKINGS_NAME)}
 
 
 def _metrics_by_hand(kind, ranking, arrays):
@@ -115,8 +115,8 @@ def test_rankings_hold_every_config_of_every_module_once(valid, sources):
 
 
 def test_metrics_equal_those_worked_out_by_hand(kind, valid, sources):
-  result = json.loads((valid / evaluate.METRICS_NAME).read_text())
-  per_module = {row['module_id']: row for row in _rows(valid / evaluate.PER_MODULE_NAME)}
+  result = json.loads((valid / runs.METRICS_NAME).read_text())
+  per_module = {row['module_id']: row for row in _rows(valid / runs.PER_MODULE_NAME)}
   expected = {name: _metrics_by_hand(kind, ranking, sources[f'valid/{name}'])
               for name, ranking in _rankings(valid).items() if name != 'unmeasured'}
   assert per_module.keys() == expected.keys()
@@ -133,7 +133,7 @@ def test_metrics_equal_those_worked_out_by_hand(kind, valid, sources):
 
 
 def test_random_ranking_stands_beside(kind, valid):
-  result = json.loads((valid / evaluate.METRICS_NAME).read_text())
+  result = json.loads((valid / runs.METRICS_NAME).read_text())
   model, random = result['model'], result['random']
   assert model.keys() == random.keys()
   assert random['num_modules'] == model['num_modules']
@@ -148,8 +148,8 @@ def test_split_without_runtimes_is_ranked_not_judged(data, run, tmp_path):
   result = evaluate.evaluate(run=run, data=data, split='test', out=str(tmp_path))
   assert result['model'] is result['random'] is None
   assert result['unmeasured_modules'] == 1
-  assert json.loads((tmp_path / evaluate.METRICS_NAME).read_text()) == result
-  assert _rows(tmp_path / evaluate.PER_MODULE_NAME) == []
+  assert json.loads((tmp_path / runs.METRICS_NAME).read_text()) == result
+  assert _rows(tmp_path / runs.PER_MODULE_NAME) == []
   assert sorted(_rankings(tmp_path)['hidden']) == [0, 1, 2, 3]
   assert 'ranked, not judged' in evaluate.describe(result)
   assert '0.0' not in evaluate.describe(result)
@@ -159,8 +159,8 @@ def test_second_evaluation_replaces_the_first(data, run, valid, tmp_path):
   shutil.copytree(valid, tmp_path / 'out')
   evaluate.evaluate(run=run, data=data, split='train', out=str(tmp_path / 'out'))
   assert list(_rankings(tmp_path / 'out')) == ['a']
-  assert json.loads((tmp_path / 'out' / evaluate.METRICS_NAME).read_text())['split'] == 'train'
-  names = (evaluate.METRICS_NAME, evaluate.PER_MODULE_NAME, evaluate.RANKINGS_NAME)
+  assert json.loads((tmp_path / 'out' / runs.METRICS_NAME).read_text())['split'] == 'train'
+  names = (runs.METRICS_NAME, runs.PER_MODULE_NAME, runs.RANKINGS_NAME)
   assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == sorted(names)
 
 
@@ -176,10 +176,10 @@ def test_command_prints_a_table_and_writes_below_the_run(data, run, valid, tmp_p
   copy = str(shutil.copytree(run, tmp_path / 'run'))
   assert cli.main(['tpu-graphs', 'evaluate', f'--run={copy}', f'--data={data}']) == 0
   out = capsys.readouterr().out
-  result = json.loads((valid / evaluate.METRICS_NAME).read_text())
+  result = json.loads((valid / runs.METRICS_NAME).read_text())
   assert f'{result["model"]["opa"]:.4f}' in out
   assert 'undefined for 2 modules' in out
-  for name in (evaluate.PER_MODULE_NAME, evaluate.RANKINGS_NAME):
+  for name in (runs.PER_MODULE_NAME, runs.RANKINGS_NAME):
     assert (tmp_path / 'run' / 'valid' / name).read_bytes() == (valid / name).read_bytes()
 
 
@@ -190,3 +190,16 @@ def test_missing_split_is_one_line(run, tmp_path, kind, capsys):
   assert captured.out == ''
   assert captured.err.count('\n') == 1
   assert 'split missing' in captured.err
+
+
+@pytest.mark.parametrize('place', ['', 'valid', 'deep/er'])
+def test_result_in_the_data_is_refused(data, run, place):
+  with pytest.raises(errors.InputError, match='result cannot lie in the data'):
+    evaluate.evaluate(run=run, data=data, split='valid', out=f'{data}/{place}')
+  datasets.open_directory(data)  # Still whole.
+
+
+def test_place_that_cannot_be_written_is_refused(data, run, tmp_path):
+  (tmp_path / 'file').write_text('x')
+  with pytest.raises(errors.InputError, match='cannot write'):
+    evaluate.evaluate(run=run, data=data, split='valid', out=str(tmp_path / 'file' / 'below'))

@@ -76,7 +76,7 @@ def test_csv_holds_every_config_once_fastest_first(folder, capsys):
 
 def test_order_is_that_of_evaluate(folder, tmp_path, capsys):
   evaluate.evaluate(run=str(folder / 'run'), data=str(folder / 'data'), split='valid', out=str(tmp_path))
-  with open(tmp_path / evaluate.RANKINGS_NAME, encoding='utf-8', newline='') as file:
+  with open(tmp_path / runs.RANKINGS_NAME, encoding='utf-8', newline='') as file:
     rankings = {row['module_id']: row['config_ids'].split(';') for row in csv.DictReader(file)}
   assert sorted(rankings) == ['hidden', 'many-π']
   for name, ranking in rankings.items():

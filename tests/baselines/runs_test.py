@@ -188,3 +188,55 @@ def test_folder_of_something_else_is_never_removed(case, tmp_path, overwrite):
   with pytest.raises(errors.InputError, match='no run'):
     _write(tmp_path, case, overwrite=overwrite)
   assert (tmp_path / 'thesis.txt').read_text() == 'years of work'
+
+
+@pytest.mark.parametrize('overwrite', [False, True])
+@pytest.mark.parametrize('foreign', ['model.bin', 'src/x.py', 'data/train/part-00000-of-00001.tfrecord'])
+def test_files_of_others_are_never_removed(damaged, case, foreign, overwrite):
+  (damaged / runs.HISTORY_NAME).unlink()  # A run that died at once, which is replaced where nothing else is there.
+  (damaged / foreign).parent.mkdir(parents=True, exist_ok=True)
+  (damaged / foreign).write_text('precious')
+  with pytest.raises(errors.InputError, match='output exists and is no run') as info:
+    _write(damaged, case, overwrite)
+  assert info.value.found == foreign
+  assert (damaged / foreign).read_text() == 'precious'
+  assert (damaged / runs.STATISTICS_NAME).exists()
+
+
+@pytest.mark.parametrize('overwrite', [False, True])
+def test_config_of_another_program_is_not_removed(tmp_path, case, overwrite):
+  (tmp_path / runs.CONFIG_NAME).write_text('{"model_type": "bert"}')
+  with pytest.raises(errors.InputError, match='damaged config'):
+    _write(tmp_path, case, overwrite)
+  assert (tmp_path / runs.CONFIG_NAME).read_text() == '{"model_type": "bert"}'
+
+
+def test_overwrite_removes_old_results(damaged, case):
+  (damaged / 'valid').mkdir()
+  (damaged / 'valid' / runs.METRICS_NAME).write_text('{}')
+  _write(damaged, case, overwrite=True)
+  assert not (damaged / 'valid').exists()
+  assert not (damaged / runs.HISTORY_NAME).exists()
+
+
+@pytest.mark.parametrize('name', ['', 'file', 'file/below'])
+def test_place_that_cannot_be_written_is_refused(tmp_path, case, name):
+  (tmp_path / 'file').write_text('x')
+  with pytest.raises(errors.InputError, match='cannot write' if name else 'empty path'):
+    _write(tmp_path / name if name else '', case)
+  assert (tmp_path / 'file').read_text() == 'x'
+
+
+def test_config_of_fewer_layers_is_refused(damaged):
+  path = damaged / runs.CONFIG_NAME
+  content = json.loads(path.read_text())
+  content['model']['parts']['layers'] = 0
+  path.write_text(json.dumps(content))
+  assert _refusal(damaged).reason == 'damaged checkpoint'
+
+
+@pytest.mark.parametrize('name', [runs.CONFIG_NAME, runs.STATISTICS_NAME])
+def test_text_of_another_encoding_is_named(damaged, name):
+  (damaged / name).write_bytes(b'\xff\xfe{\x00}\x00')
+  error = _refusal(damaged)
+  assert (error.reason, error.path) == ('cannot read file', str(damaged / name))

@@ -328,3 +328,19 @@ def test_command_trains(data, tmp_path, capsys):
   assert cli.main(['tpu-graphs', 'train', f'--data={data}', f'--out={out}', *flags]) == 0
   assert f'wrote {out}' in capsys.readouterr().out
   assert runs.load(out).options.parts == parts.PartOptions(hidden=4, layers=0, opcode_embedding=2)
+
+
+@pytest.mark.parametrize('arrays', [{'c': 1}, {'c': 6, 'config_runtime': np.full(6, 5000)}])
+def test_nothing_to_learn_is_an_error(kind, tmp_path, arrays):
+  make = testing.tile_arrays if kind == 'tile' else testing.layout_arrays
+  data = _convert(tmp_path, kind, {'train/a': make(**arrays), 'train/b': make(n=3, seed=1, **arrays)})
+  error = _refusal(data=data, out=str(tmp_path / 'run'), options=_options(), progress=lambda line: None)
+  assert (error.reason, error.path) == ('nothing to learn', data)
+
+
+@pytest.mark.parametrize('option', ['learning_rate', 'clip_norm'])
+@pytest.mark.parametrize('value', [0.0, -1.0, float('nan'), float('inf')])
+def test_numbers_that_cannot_train_are_refused(option, value):
+  with pytest.raises(errors.InputError, match='not a positive number') as info:
+    train.TrainOptions(**{option: value})
+  assert info.value.where == f'--{option}'

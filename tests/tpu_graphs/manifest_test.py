@@ -68,3 +68,20 @@ def test_damaged(text):
     manifest.loads(text, path='d/manifest.json')
   assert (caught.value.reason, caught.value.path) == ('damaged manifest', 'd/manifest.json')
   assert caught.value.found is not None
+
+
+@pytest.mark.parametrize('change', [{'records': 0}, {'records': 99}, {'records': 'x'}, {'total_sizes': {}}])
+def test_split_that_is_not_the_sum_of_its_shards(change):
+  content = json.loads(_manifest().dumps())
+  content['splits']['train'].update(change)
+  with pytest.raises(errors.InputError, match='damaged manifest') as caught:
+    manifest.loads(json.dumps(content), path='d/manifest.json')
+  assert 'not the sum of its shards' in caught.value.found
+
+
+@pytest.mark.parametrize(('kind', 'collection'), [('layout', 'tile:xla'), ('foo', 'foo:xla')])
+def test_kind_that_does_not_fit_the_collection(kind, collection):
+  content = {**json.loads(_manifest().dumps()), 'kind': kind, 'collection': collection}
+  with pytest.raises(errors.InputError) as caught:
+    manifest.loads(json.dumps(content), path='d/manifest.json')
+  assert caught.value.path == 'd/manifest.json'
