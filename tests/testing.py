@@ -30,6 +30,26 @@ def layout_arrays(n=4, c=6, nc=2, seed=0, **over) -> dict[str, np.ndarray]:
   return _merge(_graph_arrays(rng, n, c), own, over)
 
 
+def convert_arrays(folder: pathlib.Path, kind: str, sources, **options) -> str:
+  """Converts the collection KIND:x and returns its directory.
+
+  Args:
+    folder: where the npz files and the dataset directory go.
+    kind: 'tile' or 'layout'.
+    sources: name of an npz file without suffix, such as 'train/a' -> its arrays.
+    **options: of `ConvertOptions`.
+  """
+  from pipelines import convert  # Here, since only some tests need Beam.
+  for name, arrays in sources.items():
+    path = folder / 'raw' / f'{name}.npz'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **arrays)
+  directory = str(folder / 'data')
+  convert.convert(inputs=[str(folder / 'raw')], directory=directory,
+                  options=convert.ConvertOptions(collection=f'{kind}:x', **options))
+  return directory
+
+
 def _graph_arrays(rng, n, c):
   return {'node_feat': rng.random((n, 140), dtype=np.float32),
           'node_opcode': rng.integers(1, 120, n).astype(np.uint8),

@@ -14,7 +14,6 @@ from baselines import evaluate
 from baselines import models
 from baselines import runs
 from baselines.models import parts
-from pipelines import convert
 from tests import testing
 from tpu_graphs import cli
 from tpu_graphs import datasets
@@ -31,17 +30,6 @@ def _arrays(kind, n, c, seed, **over):
   if kind == 'tile':
     return testing.tile_arrays(n=n, c=c, seed=seed, **over)
   return testing.layout_arrays(n=n, c=c, nc=1, seed=seed, **over)
-
-
-def _convert(folder, kind, sources, **options):
-  for name, arrays in sources.items():
-    path = folder / 'raw' / f'{name}.npz'
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, **arrays)
-  directory = str(folder / 'data')
-  convert.convert(inputs=[str(folder / 'raw')], directory=directory,
-                  options=convert.ConvertOptions(collection=f'{kind}:x', **options))
-  return directory
 
 
 @pytest.fixture(scope='session', params=module_lib.KINDS)
@@ -61,7 +49,7 @@ def sources(kind):
 
 @pytest.fixture(scope='session')
 def data(kind, sources, tmp_path_factory):
-  return _convert(tmp_path_factory.mktemp(f'evaluate_{kind}'), kind, sources,
+  return testing.convert_arrays(tmp_path_factory.mktemp(f'evaluate_{kind}'), kind, sources,
                   records=records.RecordOptions(max_configs=50))
 
 
@@ -166,7 +154,7 @@ def test_second_evaluation_replaces_the_first(data, run, valid, tmp_path):
 
 def test_other_kind_is_refused(kind, run, tmp_path):
   other = 'layout' if kind == 'tile' else 'tile'
-  data = _convert(tmp_path, other, {'valid/a': _arrays(other, 2, 3, 0)})
+  data = testing.convert_arrays(tmp_path, other, {'valid/a': _arrays(other, 2, 3, 0)})
   with pytest.raises(errors.InputError, match=f'run of the other kind: found {kind}, expected {other}'):
     evaluate.evaluate(run=run, data=data, split='valid', out=str(tmp_path / 'out'))
   assert not (tmp_path / 'out').exists()
@@ -184,7 +172,7 @@ def test_command_prints_a_table_and_writes_below_the_run(data, run, valid, tmp_p
 
 
 def test_missing_split_is_one_line(run, tmp_path, kind, capsys):
-  data = _convert(tmp_path, kind, {'train/a': _arrays(kind, 2, 3, 0)})
+  data = testing.convert_arrays(tmp_path, kind, {'train/a': _arrays(kind, 2, 3, 0)})
   assert cli.main(['tpu-graphs', 'evaluate', f'--run={run}', f'--data={data}']) == 1
   captured = capsys.readouterr()
   assert captured.out == ''

@@ -11,7 +11,6 @@ from baselines import evaluate
 from baselines import models
 from baselines import runs
 from baselines.models import parts
-from pipelines import convert
 from tests import testing
 from tpu_graphs import cli
 from tpu_graphs import datasets
@@ -27,17 +26,6 @@ def _arrays(kind, n, c, seed, **over):
   return testing.layout_arrays(n=n, c=c, nc=2, seed=seed, **over)
 
 
-def _convert(folder, kind, sources, **options):
-  for name, arrays in sources.items():
-    path = folder / 'raw' / f'{name}.npz'
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, **arrays)
-  directory = str(folder / 'data')
-  convert.convert(inputs=[str(folder / 'raw')], directory=directory,
-                  options=convert.ConvertOptions(collection=f'{kind}:x', **options))
-  return directory
-
-
 @pytest.fixture(scope='session', params=module_lib.KINDS)
 def kind(request):
   return request.param
@@ -47,7 +35,7 @@ def kind(request):
 def folder(kind, tmp_path_factory):
   """Holds raw/valid/*.npz, data and run."""
   folder = tmp_path_factory.mktemp(f'rank_{kind}')
-  data = _convert(folder, kind, {
+  data = testing.convert_arrays(folder, kind, {
       'train/a': _arrays(kind, 3, 9, 0), 'valid/many-π': _arrays(kind, 5, _CONFIGS, 1),
       'valid/hidden': _arrays(kind, 3, 4, 6, config_runtime=np.zeros(4, np.int64))})
   content = datasets.open_directory(data).statistics

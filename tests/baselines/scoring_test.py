@@ -7,7 +7,6 @@ import tensorflow as tf
 from baselines import models
 from baselines import scoring
 from baselines.models import parts
-from pipelines import convert
 from tests import testing
 from tpu_graphs import datasets
 from tpu_graphs import errors
@@ -26,17 +25,6 @@ def _arrays(kind, n, c, seed, **over):
   return testing.layout_arrays(n=n, c=c, nc=1, seed=seed, **over)
 
 
-def _convert(folder, kind, sources, **options):
-  for name, arrays in sources.items():
-    path = folder / 'raw' / f'{name}.npz'
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, **arrays)
-  directory = str(folder / 'data')
-  convert.convert(inputs=[str(folder / 'raw')], directory=directory,
-                  options=convert.ConvertOptions(collection=f'{kind}:x', **options))
-  return directory
-
-
 @pytest.fixture(scope='session', params=module_lib.KINDS)
 def kind(request):
   return request.param
@@ -51,7 +39,7 @@ def folder(kind, tmp_path_factory):
 def directory(folder, kind):
   """One config, more than a chunk of configs (and several records), a unicode name, no runtimes, failed runs."""
   failed = np.where(np.arange(10) % 3 == 0, 0, np.arange(10) * 100 + 5000)
-  return datasets.open_directory(_convert(folder, kind, {
+  return datasets.open_directory(testing.convert_arrays(folder, kind, {
       'train/one': _arrays(kind, 1, 1, 1), 'train/many-π': _arrays(kind, 3, scoring.CHUNK * 2 + 5, 2),
       'train/unmeasured': _arrays(kind, 2, 4, 3, config_runtime=np.zeros(4, np.int64)),
       'train/failed': _arrays(kind, 4, 10, 4, config_runtime=failed)}, records=records.RecordOptions(max_configs=70)))

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipelines import convert
 from tests import testing
 from tpu_graphs import datasets
 from tpu_graphs import errors
@@ -41,17 +40,6 @@ def _sources(kind):
   return sources
 
 
-def _convert(folder, kind, sources, **options):
-  for name, arrays in sources.items():
-    path = folder / 'raw' / f'{name}.npz'
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, **arrays)
-  directory = str(folder / 'data')
-  convert.convert(inputs=[str(folder / 'raw')], directory=directory,
-                  options=convert.ConvertOptions(collection=f'{kind}:x', **options))
-  return directory
-
-
 @pytest.fixture(scope='session', params=module_lib.KINDS)
 def kind(request):
   return request.param
@@ -64,13 +52,13 @@ def sources(kind):
 
 @pytest.fixture(scope='session')
 def directory(kind, sources, tmp_path_factory):
-  return _convert(tmp_path_factory.mktemp(f'datasets_{kind}'), kind, sources, num_shards=2)
+  return testing.convert_arrays(tmp_path_factory.mktemp(f'datasets_{kind}'), kind, sources, num_shards=2)
 
 
 @pytest.fixture(scope='session')
 def split_directory(kind, sources, tmp_path_factory):
   """The same modules with at most four configs in a record."""
-  return _convert(tmp_path_factory.mktemp(f'datasets_split_{kind}'), kind, sources, num_shards=2,
+  return testing.convert_arrays(tmp_path_factory.mktemp(f'datasets_split_{kind}'), kind, sources, num_shards=2,
                   records=records.RecordOptions(max_configs=4))
 
 
@@ -199,7 +187,7 @@ def test_samples_are_uniform_over_epochs(directory):
 
 def test_modules_do_not_share_their_sample(tmp_path, kind):
   # Equal positions in every module would tie the configs of modules together.
-  directory = _convert(tmp_path, kind, {f'train/m{i}': _arrays(kind, 2, 40, i) for i in range(4)})
+  directory = testing.convert_arrays(tmp_path, kind, {f'train/m{i}': _arrays(kind, 2, 40, i) for i in range(4)})
   samples = {tuple(_configs(graph)['config_id']) for graph in datasets.load(directory, 'train', configs_per_module=5)}
   assert len(samples) == 4
 
@@ -272,7 +260,7 @@ def _relative(tmp_path, runtime, normalizers):
   else:
     arrays = testing.tile_arrays(n=1, c=len(runtime), config_runtime=np.array(runtime),
                                  config_runtime_normalizers=np.array(normalizers))
-  directory = _convert(tmp_path, 'layout' if normalizers is None else 'tile', {'train/a': arrays})
+  directory = testing.convert_arrays(tmp_path, 'layout' if normalizers is None else 'tile', {'train/a': arrays})
   (graph,) = datasets.load(directory, 'train')
   return _configs(graph)['relative_runtime']
 
