@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(abspath $(VENV))/bin
 SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 11))
 
-.PHONY: help venv test test-bazel lint quickstart clean
+.PHONY: help venv test test-bazel lint quickstart fuzz clean
 
 help:
 	@echo 'make venv        install the package and all tools for development into $(VENV)'
@@ -12,11 +12,14 @@ help:
 	@echo 'make test        all tests; make test PYTEST_ARGS="-m \"not slow\"" leaves out the slow ones'
 	@echo 'make test-bazel  the same tests under Bazel; BAZEL_ARGS=--config=quick leaves out the slow ones'
 	@echo 'make lint        ruff and mypy'
+	@echo 'make fuzz        the C++ core under libFuzzer with sanitizers for FUZZ_SECONDS=60; needs clang'
 	@echo 'make clean       remove what building, testing and the quick start left, but not $(VENV)'
 
 venv: $(VENV)/.installed
 
-$(VENV)/.installed: setup.py
+NATIVE := $(wildcard tpu_graphs/hlo/cc/*)
+
+$(VENV)/.installed: setup.py $(NATIVE)
 	@python='$(PYTHON)'; \
 	for candidate in python3.11 python3.10 python3; do \
 	  if test -z "$$python" && $$candidate -c '$(SUPPORTED)' 2>/dev/null; then python=$$candidate; fi; \
@@ -39,9 +42,12 @@ lint: venv
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
+fuzz:
+	fuzz/run.sh $(or $(FUZZ_SECONDS),60)
+
 quickstart: venv
 	PATH="$(BIN):$$PATH" bash quickstart.sh
 
 clean:
-	rm -rf build dist *.egg-info .quickstart .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf build dist *.egg-info fuzz/build fuzz/corpus .quickstart .hypothesis .pytest_cache .mypy_cache .ruff_cache
 	find pipelines baselines tpu_graphs tests benchmarks docs -name __pycache__ -prune -exec rm -rf {} +

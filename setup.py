@@ -7,6 +7,7 @@ import pathlib
 import re
 
 import setuptools
+from setuptools.command import build_ext
 
 ROOT = pathlib.Path(__file__).parent
 
@@ -17,6 +18,17 @@ def _version() -> str:
   return re.search(r"^__version__ = '(.+)'$", text, re.MULTILINE).group(1)
 
 
+class _BuildNative(build_ext.build_ext):
+  """Finds pybind11 only where the extension is built: all else that setup.py does needs no more than setuptools."""
+
+  def build_extension(self, ext):
+    import pybind11
+    ext.include_dirs.append(pybind11.get_include())
+    super().build_extension(ext)
+
+
+NATIVE = ROOT / 'tpu_graphs' / 'hlo' / 'cc'
+JAX = ['jax==0.4.30', 'jaxlib==0.4.30']  # The newest that shares an environment with TensorFlow 2.15.
 BEAM = '>=2.77,<2.78'
 
 setuptools.setup(
@@ -38,6 +50,14 @@ setuptools.setup(
     python_requires='>=3.10,<3.12',
     packages=setuptools.find_packages(include=['tpu_graphs', 'tpu_graphs.*', 'pipelines', 'baselines', 'baselines.*']),
     package_data={'tpu_graphs': ['schemas/*.pbtxt', 'tables/*.csv']},
+    ext_modules=[setuptools.Extension(
+        'tpu_graphs.hlo._native',
+        sources=[str(path.relative_to(ROOT)) for path in sorted(NATIVE.glob('*.cc'))],
+        depends=[str(path.relative_to(ROOT)) for path in sorted(NATIVE.glob('*.h'))],
+        extra_compile_args=['-std=c++17', '-O3', '-fvisibility=hidden', '-Wall', '-Wextra'],
+        language='c++',
+        optional=True)],  # Without a compiler, HLO is read in Python.
+    cmdclass={'build_ext': _BuildNative},
     entry_points={'console_scripts': ['tpu-graphs = tpu_graphs.cli:main']},
     install_requires=[
         'absl-py>=1.0',
@@ -52,13 +72,14 @@ setuptools.setup(
     ],
     extras_require={
         # ruff and mypy change with each minor release. TensorBoard 2.15 imports pkg_resources, gone in setuptools 82.
-        'dev': ['build', 'hypothesis', 'mypy>=2.4,<2.5', 'pytest>=8', 'ruff>=0.17,<0.18', 'scipy',
-                'setuptools>=68,<82', 'types-protobuf', 'wheel'],
+        'dev': [*JAX, 'build', 'hypothesis', 'mypy>=2.4,<2.5', 'pybind11>=2.13,<4', 'pytest>=8', 'ruff>=0.17,<0.18',
+                'scipy', 'setuptools>=68,<82', 'types-protobuf', 'wheel'],
         # What Beam needs for gs:// paths and Dataflow. Its own extra adds clients of databases that need protobuf 6.
         'gcp': ['google-api-core>=2.20,<2.31', 'google-auth>=2,<3', 'google-auth-httplib2>=0.1,<0.3',
                 'google-cloud-dataflow-client>=0.13,<0.14', 'google-cloud-resource-manager>=1.12,<2',
                 'google-cloud-storage>=2.18.2,<4'],
         'dask': [f'apache-beam[dask]{BEAM}'],
-        'collect': ['jax==0.4.30', 'jaxlib==0.4.30'],
+        'jax': JAX,  # Programs of JAX, and HLO text, which jaxlib parses.
+        'collect': JAX,
     },
 )

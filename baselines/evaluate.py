@@ -55,6 +55,10 @@ def evaluate(*, run: str, data: str, split: str, out: str, seed: int = 0) -> dic
   if directory.kind != loaded.kind:
     raise errors.InputError('run of the other kind', path=run, found=loaded.kind,
                             expected=f'{directory.kind}, as {data}')
+  if directory.manifest.choices != loaded.choices:
+    raise errors.InputError('feature choices differ', path=data, found=directory.manifest.choices,
+                            expected=f'{loaded.choices}, as {run}',
+                            fix='convert the data with the --layout_padding and --extra_features of the run')
   if not out or os.path.commonpath([os.path.abspath(out), os.path.abspath(data)]) == os.path.abspath(data):
     raise errors.InputError('result cannot lie in the data', where='--out', found=repr(out),
                             expected=f'a directory outside {data}')
@@ -62,7 +66,7 @@ def evaluate(*, run: str, data: str, split: str, out: str, seed: int = 0) -> dic
     tf.io.gfile.makedirs(out)
   except tf.errors.OpError as error:
     raise errors.InputError('cannot write', path=out, found=' '.join(str(error).split())) from error
-  scorer = scoring.make_scorer(loaded.model, loaded.kind)
+  scorer = scoring.make_scorer(loaded.model, loaded.kind, num_extra=loaded.choices.num_extra)
   scored = list(scoring.score_split(scorer, directory, split))
   ks = metrics.TOP_KS[directory.kind]
   measured = [module for module in scored if module.is_measured]

@@ -21,6 +21,7 @@ from baselines import models
 from baselines.models import parts
 from tpu_graphs import datasets
 from tpu_graphs import errors
+from tpu_graphs import feature_choices
 from tpu_graphs import manifest as manifest_lib
 from tpu_graphs import statistics as statistics_lib
 
@@ -46,11 +47,13 @@ class Run:
     path: of the directory.
     config: the content of `config.json`.
     options: what the model was built from.
+    choices: how the features of ops were made that the model knows. Functions are not loaded yet.
     model: see `baselines.models`.
   """
   path: str
   config: Mapping[str, Any]
   options: models.ModelOptions
+  choices: feature_choices.FeatureChoices
   model: tf.keras.Model
 
   @property
@@ -62,7 +65,8 @@ class Writer:
   """Writes a run directory."""
 
   def __init__(self, path: str, *, config: Mapping[str, Any], options: models.ModelOptions, model: tf.keras.Model,
-               statistics: Mapping[str, Any], overwrite: bool):
+               statistics: Mapping[str, Any], overwrite: bool,
+               choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED):
     """Starts a run directory.
 
     Args:
@@ -72,6 +76,7 @@ class Writer:
       model: whose weights `save` saves.
       statistics: the content of `statistics.json`.
       overwrite: remove a run that is there instead of refusing.
+      choices: those of the data.
 
     Raises:
       InputError: the directory holds a run, or something else.
@@ -87,7 +92,8 @@ class Writer:
     self._history: list[dict[str, Any]] = []
     self._manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), os.path.join(path, _CHECKPOINT),
                                                max_to_keep=1)
-    content = {'format_version': FORMAT_VERSION, 'model': dataclasses.asdict(options), **config}
+    content = {'format_version': FORMAT_VERSION, 'model': dataclasses.asdict(options),
+               'feature_choices': choices.to_json(), **config}
     self._write(CONFIG_NAME, json.dumps(content, indent=1) + '\n')
     self._write(STATISTICS_NAME, json.dumps(statistics, indent=1) + '\n')
 
@@ -140,13 +146,14 @@ def load(path: str) -> Run:
     raise errors.InputError('no run', path=path, found=f'no {CONFIG_NAME}',
                             expected='a directory that train has written')
   with errors.in_file(config_path):
-    config, options = _parse(datasets.read_text(config_path))
+    config, options, choices = _parse(datasets.read_text(config_path))
   checkpoint = tf.train.latest_checkpoint(os.path.join(path, _CHECKPOINT))
   if checkpoint is None:
     raise errors.InputError('run without a checkpoint', path=path, fix='let train finish at least one epoch')
-  statistics = datasets.read_statistics(os.path.join(path, STATISTICS_NAME))
+  num_extra = choices.num_extra
+  statistics = datasets.read_statistics(os.path.join(path, STATISTICS_NAME), num_extra=num_extra)
   try:
-    model = models.build(options, statistics_lib.parse(statistics))
+    model = models.build(options, statistics_lib.parse(statistics, num_extra=num_extra))
   except KeyError as error:
     raise errors.InputError('statistics of a feature missing', path=os.path.join(path, STATISTICS_NAME),
                             expected=error, fix='copy or train the run again') from error
@@ -158,19 +165,21 @@ def load(path: str) -> Run:
     raise errors.InputError('damaged checkpoint', path=checkpoint, found=' '.join(str(error).split())[:200],
                             expected=f'the weights of the model in {CONFIG_NAME}', fix='copy or train the run again'
                             ) from error
-  return Run(path, config, options, model)
+  return Run(path, config, options, choices, model)
 
 
-def _parse(text: str) -> tuple[dict[str, Any], models.ModelOptions]:
-  """The content of `config.json`, and the options in it."""
+def _parse(text: str) -> tuple[dict[str, Any], models.ModelOptions, feature_choices.FeatureChoices]:
+  """The content of `config.json`, and the options and choices in it."""
   try:
     config = json.loads(text)
     if config['format_version'] != FORMAT_VERSION:
       raise errors.InputError('run of another format', found=config['format_version'], expected=FORMAT_VERSION,
                               fix='train again with this version')
     stored = config['model']
-    return config, models.ModelOptions(stored['name'], stored['kind'], parts.PartOptions(**stored['parts']))
+    options = models.ModelOptions(stored['name'], stored['kind'], parts.PartOptions(**stored['parts']))
+    # Runs of earlier versions know the published form only.
+    return config, options, feature_choices.FeatureChoices.from_json(config.get('feature_choices', {}))
   except errors.InputError:
     raise
-  except (KeyError, TypeError, ValueError) as error:
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
     raise errors.InputError('damaged config', found=repr(error), fix='copy or train the run again') from error

@@ -62,9 +62,16 @@ def judge(module: ScoredModule, ks: Sequence[int]) -> metrics.ModuleMetrics:
 Scorer = Callable[[tfgnn.GraphTensor], tf.Tensor]
 
 
-def make_scorer(model: tf.keras.Model, kind: str) -> Scorer:
-  """`model` as a tf.function that is traced once for batches of any size; GraphTensor -> float32 [B, CHUNK]."""
-  graphs = datasets.of_module(datasets.smallest_module(kind), configs_per_module=CHUNK).map(datasets.without_strings)
+def make_scorer(model: tf.keras.Model, kind: str, *, num_extra: int = 0) -> Scorer:
+  """`model` as a tf.function that is traced once for batches of any size; GraphTensor -> float32 [B, CHUNK].
+
+  Args:
+    model: see `baselines.models`.
+    kind: 'tile' or 'layout'.
+    num_extra: number of columns of extra features that it takes.
+  """
+  smallest = datasets.smallest_module(kind, num_extra=num_extra)
+  graphs = datasets.of_module(smallest, configs_per_module=CHUNK).map(datasets.without_strings)
   return tf.function(model, input_signature=[datasets.batch(graphs, 1, drop_remainder=False).element_spec])
 
 

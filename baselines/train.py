@@ -98,7 +98,8 @@ class Trainer:
     self._loss = losses.make_loss(losses.parse_loss(options.loss))
     tf.keras.utils.set_random_seed(options.seed)
     with strategy.scope():
-      self.model = models.build(model_options, statistics_lib.parse(directory.statistics))
+      statistics = statistics_lib.parse(directory.statistics, num_extra=directory.manifest.choices.num_extra)
+      self.model = models.build(model_options, statistics)
       schedule = tf.keras.optimizers.schedules.CosineDecay(options.learning_rate, options.epochs * self.steps_per_epoch)
       self.optimizer = tf.keras.optimizers.Adam(schedule, global_clipnorm=options.clip_norm)
       self.optimizer.build(self.model.trainable_variables)
@@ -169,7 +170,8 @@ def train(*, data: str, out: str, model: models.ModelOptions | None = None, opti
   strategy = strategy or tf.distribute.OneDeviceStrategy('/cpu:0')
   trainer = Trainer(model, options, strategy, directory=directory)
   valid_split = _valid_split(directory, valid_split, progress)
-  writer = runs.Writer(out, options=model, model=trainer.model, statistics=directory.statistics, overwrite=overwrite,
+  writer = runs.Writer(out, options=model, model=trainer.model, statistics=directory.statistics,
+                       choices=directory.manifest.choices, overwrite=overwrite,
                        config={'training': dataclasses.asdict(options), 'valid_split': valid_split,
                                'data': {'path': data, 'collection': directory.manifest.collection,
                                         'source': dict(directory.manifest.source),
@@ -200,7 +202,7 @@ def _valid_split(directory: datasets.DatasetDirectory, chosen: str | None, progr
 def _train_epochs(trainer: Trainer, directory: datasets.DatasetDirectory, valid_split: str, options: TrainOptions,
                   writer: runs.Writer, progress: Callable[[str], None]) -> None:
   metric = SELECTION_METRIC[directory.kind]
-  scorer = scoring.make_scorer(trainer.model, directory.kind)
+  scorer = scoring.make_scorer(trainer.model, directory.kind, num_extra=directory.manifest.choices.num_extra)
   batches = iter(trainer.batches)
   best = None
   start = shown = time.monotonic()

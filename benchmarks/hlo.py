@@ -1,16 +1,26 @@
-"""Speed of reading HLO protobuf files, parsing included, the file already in memory.
+"""Speed and memory of reading HLO protobuf files, from bytes in memory to checked arrays.
 
-  python -m benchmarks.hlo                        # the modules in tests/golden/modules
+  python -m benchmarks.hlo                        # the modules in tests/golden/modules, and a large one made of them
   python -m benchmarks.hlo --repeats=50 a.pb b.pb
+
+Both implementations are measured in turn. The large module repeats the last file; its memory is measured in a process
+of its own: the peak above what was used before the file was read, as a multiple of file and arrays together.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterator
+import dataclasses
 import os
 import pathlib
 import platform
+import resource
 import statistics
+import subprocess
+import sys
+import tempfile
+import threading
 import time
 
 from google.protobuf.internal import api_implementation
@@ -18,39 +28,132 @@ import google.protobuf
 import numpy as np
 
 from tpu_graphs import hlo
+from tpu_graphs.hlo import implementations
+from tpu_graphs.hlo import protos
 
 _MODULES = pathlib.Path(__file__).parents[1] / 'tests' / 'golden' / 'modules'
+_IMPLEMENTATIONS = (implementations.NATIVE, implementations.PYTHON)
 
 
-def measure(path: pathlib.Path, repeats: int) -> tuple[int, int, list[float]]:
-  """Ops, bytes and the seconds that each repeat took."""
+def repeated(data: bytes, num_ops: int) -> bytes:
+  """A ModuleTuningData with copies of the computations of the first module in a file, of at least so many ops."""
+  source = protos.HloModuleProto.FromString(hlo.read(data).program(0))
+  instructions = [instruction for computation in source.computations for instruction in computation.instructions]
+  copies = -(-num_ops // len(instructions))
+  shift = 1 + max(instruction.id for instruction in instructions)
+  computation_shift = 1 + max(computation.id for computation in source.computations)
+  parts = []
+  for _ in range(copies):
+    parts.append(source.SerializeToString())
+    for computation in source.computations:
+      computation.id += computation_shift
+      computation.root_id += shift
+      for instruction in computation.instructions:
+        instruction.id += shift
+        instruction.operand_ids[:] = [key + shift for key in instruction.operand_ids]
+        instruction.called_computation_ids[:] = [key + computation_shift for key in instruction.called_computation_ids]
+  # Messages of one field, one after the other, are merged.
+  return b''.join(protos.ModuleTuningData(module=protos.HloModuleProto.FromString(part)).SerializeToString()
+                  for part in parts)
+
+
+def measure(data: bytes, repeats: int) -> tuple[int, dict[str, list[float]]]:
+  """Number of ops, and implementation -> seconds of each repeat, the implementations in turn."""
+  ops, seconds = 0, {}
+  for repeat in range(-1, repeats):  # The first warms up.
+    for name in _IMPLEMENTATIONS:
+      with _chosen(name):
+        start = time.perf_counter()
+        modules = hlo.read(data).modules
+        elapsed = time.perf_counter() - start
+      ops = sum(module.num_ops for module in modules)
+      if repeat >= 0:
+        seconds.setdefault(name, []).append(elapsed)
+  return ops, seconds
+
+
+def peak_memory(path: pathlib.Path, implementation: str) -> float:
+  """Peak memory of reading a file, as a multiple of the file and its arrays, measured in a process of its own."""
+  result = subprocess.run([sys.executable, '-m', 'benchmarks.hlo', '--memory_of', str(path)], check=True,
+                          capture_output=True, text=True, env={**os.environ, implementations.VARIABLE: implementation})
+  return float(result.stdout)
+
+
+def _print_memory(path: pathlib.Path) -> None:
+  hlo.read((_MODULES / 'convnet_train_unopt.pb').read_bytes())  # All code is loaded.
+  before, peak, done = _resident(), 0, threading.Event()
+
+  def watch():  # The system's own peak of a process begins with that of its parent.
+    nonlocal peak
+    while not done.wait(0.001):
+      peak = max(peak, _resident())
+
+  watcher = threading.Thread(target=watch)
+  watcher.start()
   data = path.read_bytes()
-  ops = sum(module.num_ops for module in hlo.read(data, name=str(path)).modules)  # Warms up, too.
-  seconds = []
-  for _ in range(repeats):
-    start = time.perf_counter()
-    hlo.read(data)
-    seconds.append(time.perf_counter() - start)
-  return ops, len(data), seconds
+  [module] = hlo.read(data).modules
+  done.set()
+  watcher.join()
+  arrays = sum(value.nbytes for value in vars(module).values() if isinstance(value, np.ndarray))
+  print((peak - before) / (len(data) + arrays))
+
+
+def _resident() -> int:
+  """Bytes of memory that the process uses."""
+  return int(pathlib.Path('/proc/self/statm').read_text().split()[1]) * resource.getpagesize()
+
+
+@dataclasses.dataclass
+class _chosen:
+  """Reads HLO by one implementation inside the block."""
+  name: str
+
+  def __enter__(self):
+    os.environ[implementations.VARIABLE] = self.name
+    implementations._active.cache_clear()
+
+  def __exit__(self, *_):
+    del os.environ[implementations.VARIABLE]
+    implementations._active.cache_clear()
+
+
+def _row(name: str, data: bytes, repeats: int, memory: Callable[[str], float] | None = None) -> Iterator[str]:
+  ops, seconds = measure(data, repeats)
+  for implementation, times in seconds.items():
+    per_op = [f'{value / ops * 1e6:.2f}' if ops else '-'
+              for value in (min(times), statistics.median(times), max(times))]
+    peak = f'{memory(implementation):.2f}' if memory else ''
+    yield (f'{name:34} {implementation:8} {ops:9,} {len(data) / 2**20:7.2f} {statistics.median(times) * 1e3:10.2f}  '
+           f'{" ".join(f"{value:>7}" for value in per_op)}  {peak:>6}').rstrip()
 
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('files', nargs='*', type=pathlib.Path, help='files; without any, those in tests/golden/modules')
   parser.add_argument('--repeats', type=int, default=20, help='repeats per file')
+  parser.add_argument('--large', type=int, default=500_000, help='ops of the large module; 0 leaves it out')
+  parser.add_argument('--memory_of', type=pathlib.Path, help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.repeats < 1:
     parser.error('--repeats must be at least 1')
+  if args.memory_of:
+    _print_memory(args.memory_of)
+    return
 
   print(f'{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}; Python {platform.python_version()}, '
         f'NumPy {np.__version__}, protobuf {google.protobuf.__version__} ({api_implementation.Type()}); '
         f'{args.repeats} repeats')
-  print(f'{"file":40} {"ops":>7} {"bytes":>9} {"best ms":>8} {"median ms":>9} {"best µs/op":>10}')
-  for path in args.files or sorted(_MODULES.glob('*.pb')):
-    ops, size, seconds = measure(path, args.repeats)
-    per_op = f'{min(seconds) / ops * 1e6:.1f}' if ops else '-'
-    print(f'{path.name:40} {ops:7} {size:9} {min(seconds) * 1e3:8.2f} {statistics.median(seconds) * 1e3:9.2f} '
-          f'{per_op:>10}')
+  print(f'{"":34} {"":8} {"":>9} {"":>7} {"median":>10}  {"µs/op":^23}  {"peak":>6}\n'
+        f'{"file":34} {"by":8} {"ops":>9} {"MiB":>7} {"ms":>10}  {"best":>7} {"median":>7} {"worst":>7}  {"memory":>6}')
+  paths = args.files or sorted(_MODULES.glob('*.pb'))
+  for path in paths:
+    print(*_row(path.name, path.read_bytes(), args.repeats), sep='\n')
+  if args.large:
+    data = repeated(paths[-1].read_bytes(), args.large)
+    with tempfile.TemporaryDirectory() as folder:
+      path = pathlib.Path(folder) / 'large.pb'
+      path.write_bytes(data)
+      print(*_row(f'{paths[-1].stem} x N', data, min(args.repeats, 3), lambda name: peak_memory(path, name)), sep='\n')
 
 
 if __name__ == '__main__':

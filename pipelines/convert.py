@@ -1,4 +1,4 @@
-"""Converts measured programs (TpuGraphs npz files, HLO protobufs) into a dataset directory of GraphTensor records.
+"""Converts programs (TpuGraphs npz files, HLO protobufs or text) into a dataset directory of GraphTensor records.
 
   python pipelines/convert.py --collection=tile:xla --input='raw/*.npz' --output=data/tile
 
@@ -27,7 +27,9 @@ import numpy as np
 from pipelines import beam as beam_lib
 from pipelines import output
 from tpu_graphs import cli
+from tpu_graphs import dumps
 from tpu_graphs import errors
+from tpu_graphs import feature_choices
 from tpu_graphs import manifest as manifest_lib
 from tpu_graphs import module as module_lib
 from tpu_graphs import readers
@@ -38,6 +40,8 @@ from tpu_graphs import statistics
 _SUFFIXES = ('.npz', '.pb')
 _BYTES_PER_SHARD = 8 << 20  # Of compressed input; the default for the number of shards.
 _STATISTICS_BUCKETS = 64
+_OPCODE_LENGTH = 100  # Of an opcode's name in the manifest; a damaged file may have a name of any length.
+_OPCODES_SHOWN = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,15 +55,20 @@ class ConvertOptions:
     num_shards: files per split, fewer where a split has fewer records; None leaves it to the size of the input.
     on_error: 'fail' stops at the first input that cannot be used, 'skip' lists it in `rejected.jsonl` and goes on.
     records: how modules become records. Its seed also decides the hashed split and the order of the records.
+    choices: how the features of ops are made.
+    hlo_stage: which programs of a folder that is an XLA dump; see `dumps.find`.
   """
   collection: str
   split: str | None = None
   num_shards: int | None = None
   on_error: str = 'fail'
   records: records.RecordOptions = records.RecordOptions()
+  choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED
+  hlo_stage: str = 'after'
 
   def __post_init__(self):
     module_lib.kind_of_collection(self.collection)
+    dumps.check_stage(self.hlo_stage, where='--hlo_stage')
     if self.num_shards is not None and self.num_shards < 1:
       raise errors.InputError('too few shards', where='--num_shards', found=self.num_shards, expected='>= 1')
 
@@ -91,14 +100,16 @@ class Inputs:
   bytes: int
 
 
-def find_inputs(inputs: Sequence[str], collection: str) -> Inputs:
+def find_inputs(inputs: Sequence[str], collection: str, hlo_stage: str = 'after') -> Inputs:
   """Turns files, globs and directories into patterns, and looks what they match.
 
   A directory may be the root of a TpuGraphs tree (with a folder per part of the collection's name, such as tile/xla),
-  a folder with train, valid and test, or a plain folder of files.
+  a folder with train, valid and test, or a plain folder of files. Of one that XLA wrote with --xla_dump_to, the
+  programs of the stage `hlo_stage` are taken and nothing else.
 
   Raises:
-    InputError: a file system is not available, an input matches no file, or a file's name is not in Unicode.
+    InputError: a file system is not available, an input matches no file, a dump has no program of the stage, or a
+      file's name is not in Unicode.
   """
   if not inputs:
     raise errors.InputError('no input', where='--input', expected='files, globs or folders')
@@ -108,13 +119,13 @@ def find_inputs(inputs: Sequence[str], collection: str) -> Inputs:
     beam_lib.check_file_system('--input', name)
     tree = output.join(name, *collection.split(':'))
     # Beam finds nothing by a local glob without a folder before it.
-    groups = [[name if '://' in name or name.startswith(('/', './', '../')) else f'./{name}']]
+    groups: Iterable[list[str]] = [[name if '://' in name or name.startswith(('/', './', '../')) else f'./{name}']]
     if not any(character in name for character in '*?['):
-      groups = [[output.join(tree, split) for split in manifest_lib.SPLITS], [tree],
-                [output.join(name, split) for split in manifest_lib.SPLITS], [name]]
-      groups = [[output.join(root, f'*{suffix}') for root in group for suffix in _SUFFIXES] for group in groups]
+      folders = [[output.join(tree, split) for split in manifest_lib.SPLITS], [tree],
+                 [output.join(name, split) for split in manifest_lib.SPLITS], [name]]
+      groups = ([pattern for folder in group for pattern in _patterns_in(folder, hlo_stage)] for group in folders)
       if not os.path.isdir(name):
-        groups.append([name])
+        groups = itertools.chain(groups, [[name]])
     for group in groups:
       results = filesystems.FileSystems.match(group)
       if any(result.metadata_list for result in results):
@@ -131,6 +142,21 @@ def find_inputs(inputs: Sequence[str], collection: str) -> Inputs:
       raise errors.InputError('file name not in Unicode', where='--input', found=ascii(entry.path),
                               fix='rename the file')
   return Inputs(tuple(patterns), len(entries), sum(entry.size_in_bytes for entry in entries))
+
+
+def _patterns_in(folder: str, hlo_stage: str) -> list[str]:
+  """Globs of what is read in a folder; files of a dump that no glob can tell from others are named one by one."""
+  [listing] = filesystems.FileSystems.match([output.join(folder, '*module_*_optimizations.*')])
+  paths = [entry.path for entry in listing.metadata_list]
+  with errors.in_file(folder):
+    chosen = set(dumps.find(paths, stage=hlo_stage))
+  if not chosen:
+    return [output.join(folder, f'*{suffix}') for suffix in _SUFFIXES]
+  patterns = []
+  for ending in dumps.ENDINGS:
+    found = {path for path in paths if path.endswith(ending)}
+    patterns.extend([output.join(folder, f'*module_*{ending}')] if found <= chosen else sorted(found & chosen))
+  return patterns
 
 
 def split_of(module: module_lib.Module, path: str, options: ConvertOptions) -> str:
@@ -155,7 +181,7 @@ def _hash(seed: int, *parts: bytes) -> int:
 class ReadModules(beam.DoFn):
   """Path -> `_Item`s; beside them, by tag, what becomes of everything else in the file."""
 
-  REJECTED, STATISTICS, COUNTS, SOURCE = 'rejected', 'statistics', 'counts', 'source'
+  REJECTED, STATISTICS, COUNTS, SOURCE, OPCODES = 'rejected', 'statistics', 'counts', 'source', 'opcodes'
 
   def __init__(self, directory: str, options: ConvertOptions):
     self._directory = directory
@@ -170,7 +196,7 @@ class ReadModules(beam.DoFn):
     try:
       data = beam_lib.read_bytes(path)
       yield beam.pvalue.TaggedOutput(self.SOURCE, (1, len(data), _hash(0, data)))
-      extraction = readers.from_bytes(data, path=path, kind=self._options.kind)
+      extraction = readers.from_bytes(data, path=path, kind=self._options.kind, choices=self._options.choices)
     except errors.InputError as error:
       yield self._reject(error)
       return
@@ -193,6 +219,8 @@ class ReadModules(beam.DoFn):
       yield _Item(key, split, path, record)
     for reason, count in module.dropped_runs.items():
       yield self._count('dropped', reason, count)
+    for opcode, count in module.unknown_opcodes.items():
+      yield beam.pvalue.TaggedOutput(self.OPCODES, (opcode[:_OPCODE_LENGTH], count))
     if split == 'train':
       bucket = _hash(0, module.module_id.encode()) % _STATISTICS_BUCKETS
       yield beam.pvalue.TaggedOutput(self.STATISTICS, (bucket, (module.module_id, statistics.Statistics.of(module))))
@@ -253,6 +281,7 @@ class WriteShard(beam.DoFn):
     first = [item.record for item in items if item.record.part == 0]
     yield manifest_lib.Shard(
         name=name, records=len(items), modules=len(first), measured=sum(record.measured for record in first),
+        without_configs=sum(not record.sizes['configs'] for record in first),
         configs=sum(size['configs'] for size in sizes), bytes=size, crc32c=f'{checksum:08x}',
         max_sizes={name: max(size[name] for size in sizes) for name in sizes[0]},
         total_sizes={name: sum(size[name] for size in sizes) for name in sizes[0]})
@@ -266,7 +295,7 @@ class Publish(beam.DoFn):
     self._options = options
 
   def process(self, _, shards: list[manifest_lib.Shard], rejected: list[dict[str, Any]],
-              counts: list[tuple[tuple[str, str], int]], source: tuple[int, int, int],
+              counts: list[tuple[tuple[str, str], int]], source: tuple[int, int, int], opcodes: list[tuple[str, int]],
               parts: list[tuple[int, statistics.Statistics]]) -> Iterator[manifest_lib.Manifest]:
     def count(what):
       return {reason: number for (found, reason), number in sorted(counts) if found == what}
@@ -280,7 +309,7 @@ class Publish(beam.DoFn):
         splits={split: manifest_lib.Split.of(by_split[split]) for split in manifest_lib.SPLITS if split in by_split},
         rejected_inputs=dict(sorted(collections.Counter(row['reason'] for row in rejected).items())),
         skipped_modules=count('skipped'), dropped_runs=count('dropped'),
-        source={'files': files, 'bytes': size, 'fingerprint': f'{digest:016x}'})
+        source={'files': files, 'bytes': size, 'fingerprint': f'{digest:016x}'}, unknown_opcodes=dict(opcodes))
     if not shards:
       error = errors.InputError(
           'no usable module in the input', found=json.dumps({**manifest.rejected_inputs, **manifest.skipped_modules}),
@@ -291,7 +320,7 @@ class Publish(beam.DoFn):
     total = statistics.merge_all(part for _, part in sorted(parts, key=lambda pair: pair[0]))
     rows = sorted(rejected, key=lambda row: json.dumps(row, sort_keys=True))
     output.publish(self._directory, manifest=manifest, files={
-        manifest_lib.SCHEMA_NAME: schema.text(self._options.kind),
+        manifest_lib.SCHEMA_NAME: schema.text(self._options.kind, num_extra=self._options.choices.num_extra),
         manifest_lib.STATISTICS_NAME: json.dumps((total or statistics.Statistics({}, {})).to_json(), indent=1) + '\n',
         manifest_lib.REJECTED_NAME: ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)})
     yield manifest
@@ -301,7 +330,7 @@ def _recorded(options: ConvertOptions) -> dict[str, Any]:
   """The options as the manifest shows them."""
   return {'split': options.split, 'num_shards': options.num_shards, 'on_error': options.on_error,
           'max_configs_per_record': options.records.max_configs, 'max_record_bytes': options.records.max_bytes,
-          'seed': options.records.seed}
+          'seed': options.records.seed, 'hlo_stage': options.hlo_stage, **options.choices.to_json()}
 
 
 def _merge_bucket(element: tuple[int, Iterable[tuple[str, statistics.Statistics]]]):
@@ -345,7 +374,8 @@ class Convert(beam.PTransform):
         | 'Distinct' >> beam.Distinct()
         | 'Spread' >> beam.Reshuffle()
         | 'Read' >> beam.ParDo(ReadModules(self.directory, self.options)).with_outputs(
-            ReadModules.REJECTED, ReadModules.STATISTICS, ReadModules.COUNTS, ReadModules.SOURCE, main='items'))
+            ReadModules.REJECTED, ReadModules.STATISTICS, ReadModules.COUNTS, ReadModules.SOURCE,
+            ReadModules.OPCODES, main='items'))
     keys = (
         read.items
         | 'Key' >> beam.Map(lambda item: (item.split, item.key))
@@ -363,13 +393,18 @@ class Convert(beam.PTransform):
         | 'Statistics' >> beam.Map(_merge_bucket))
     counts = read[ReadModules.COUNTS] | 'Count' >> beam.CombinePerKey(sum)
     source = read[ReadModules.SOURCE] | 'Source' >> beam.CombineGlobally(_add_sources)
+    opcodes = (
+        read[ReadModules.OPCODES]
+        | 'Opcodes' >> beam.CombinePerKey(sum)
+        | 'Frequent' >> beam.combiners.Top.Smallest(manifest_lib.MAX_UNKNOWN_OPCODES,
+                                                    key=lambda pair: (-pair[1], pair[0])))
     return (
         patterns.pipeline
         | 'Start' >> beam.Create([None])
         | 'Publish' >> beam.ParDo(
             Publish(self.directory, self.options), beam.pvalue.AsList(shards),
             beam.pvalue.AsList(read[ReadModules.REJECTED]), beam.pvalue.AsList(counts),
-            beam.pvalue.AsSingleton(source), beam.pvalue.AsList(buckets)))
+            beam.pvalue.AsSingleton(source), beam.pvalue.AsSingleton(opcodes), beam.pvalue.AsList(buckets)))
 
 
 def convert(*, inputs: Sequence[str], directory: str, options: ConvertOptions, overwrite: bool = False,
@@ -390,7 +425,7 @@ def convert(*, inputs: Sequence[str], directory: str, options: ConvertOptions, o
     InputError: input, output or options cannot be used. Nothing is left in `directory` then.
   """
   beam_lib.check_file_system('--output', directory)
-  found = find_inputs(inputs, options.collection)
+  found = find_inputs(inputs, options.collection, options.hlo_stage)
   if options.num_shards is None:
     options = dataclasses.replace(options, num_shards=-(-max(found.bytes, 1) // _BYTES_PER_SHARD))
   pipeline = beam_lib.pipeline(beam_args, input_bytes=found.bytes)
@@ -423,18 +458,37 @@ def describe(manifest: manifest_lib.Manifest) -> str:
               ('input', f'rejected (see {manifest_lib.REJECTED_NAME})', manifest.rejected_inputs))
   for thing, what, reasons in left_out:
     lines.extend(f'{count:,} {thing}{"s" if count > 1 else ""} {what}: {reason}' for reason, count in reasons.items())
+  if without := sum(split.without_configs for split in manifest.splits.values()):
+    lines.append(f'{without:,} module{"s" if without > 1 else ""} without configs: nothing to train on; to rank such '
+                 'a program, give rank its --configs')
+  if manifest.unknown_opcodes:
+    lines.append(_describe_opcodes(manifest.unknown_opcodes))
   return '\n'.join(lines)
+
+
+def _describe_opcodes(opcodes: Mapping[str, int]) -> str:
+  # A name is whatever the file says.
+  shown = [f'{name if name.isprintable() and name else ascii(name)} {count:,}'
+           for name, count in itertools.islice(opcodes.items(), _OPCODES_SHOWN)]
+  if len(opcodes) > len(shown):
+    shown.append(f'and {len(opcodes) - len(shown)} more in {manifest_lib.FILE_NAME}')
+  total = sum(opcodes.values())
+  return f'{total:,} op{"s" if total > 1 else ""} of unknown opcodes (id 0): {", ".join(shown)}'
 
 
 def _define_flags(flag_values) -> None:
   from absl import flags
   flags.DEFINE_multi_string('input', None, 'Files, globs or folders of npz or pb files, separated by commas or in '
-                            'several --input; a folder may be the root of a TpuGraphs tree.', flag_values=flag_values)
+                            'several --input; a folder may be the root of a TpuGraphs tree, or what XLA wrote with '
+                            '--xla_dump_to. HLO text is read as well, where it is named or matched by a glob.',
+                            flag_values=flag_values)
   flags.DEFINE_string('output', None, 'Dataset directory to write.', flag_values=flag_values)
   flags.DEFINE_string('collection', None, "Name of the collection, 'tile:NAME' or 'layout:NAME', such as "
                       "'layout:xla:random'.", flag_values=flag_values)
   flags.DEFINE_enum('split', None, manifest_lib.SPLITS, 'Split for all modules. Default: the folder (train, valid or '
                     'test) that a file lies in, else a hash of its graph.', flag_values=flag_values)
+  flags.DEFINE_enum('hlo_stage', 'after', dumps.STAGES, 'Which programs of an XLA dump: after or before the passes of '
+                    'the compiler, or all.', flag_values=flag_values)
   flags.DEFINE_integer('num_shards', None, 'Files per split. Default: by the size of the input.', lower_bound=1,
                        flag_values=flag_values)
   defaults = records.RecordOptions()
@@ -444,6 +498,12 @@ def _define_flags(flag_values) -> None:
                        flag_values=flag_values)
   flags.DEFINE_enum('on_error', 'fail', ['fail', 'skip'], 'Whether to stop at an input that cannot be used, or to list '
                     'it in rejected.jsonl and go on.', flag_values=flag_values)
+  flags.DEFINE_enum('layout_padding', '0', list(map(str, feature_choices.LAYOUT_PADDINGS)), 'Fills the unused ones of '
+                    'the node features layout_minor_to_major: 0 as published, -1 to tell "no dimension" from '
+                    '"dimension 0".', flag_values=flag_values)
+  flags.DEFINE_multi_string('extra_features', None, 'package.module:attribute of node features of your own, a function '
+                            'under @feature_choices.node_features. May be given several times.',
+                            flag_values=flag_values)
   flags.DEFINE_integer('seed', 0, 'Decides hashed splits, and the order of configs and records.',
                        lower_bound=0, upper_bound=2**32 - 1, flag_values=flag_values)
   flags.DEFINE_bool('overwrite', False, 'Replace a dataset that exists; it is removed at the start.',
@@ -455,9 +515,12 @@ def _define_flags(flag_values) -> None:
 def _job(flag_values, beam_args: list[str]) -> int:
   options = ConvertOptions(
       collection=flag_values.collection, split=flag_values.split, num_shards=flag_values.num_shards,
-      on_error=flag_values.on_error,
+      on_error=flag_values.on_error, hlo_stage=flag_values.hlo_stage,
       records=records.RecordOptions(max_configs=flag_values.max_configs_per_record,
-                                    max_bytes=flag_values.max_record_bytes, seed=flag_values.seed))
+                                    max_bytes=flag_values.max_record_bytes, seed=flag_values.seed),
+      choices=feature_choices.FeatureChoices(
+          layout_padding=int(flag_values.layout_padding),
+          extra=tuple(feature_choices.load(source) for source in flag_values.extra_features or ())))
   start = time.monotonic()
   inputs = [name for names in flag_values.input for name in names.split(',')]
   manifest = convert(inputs=inputs, directory=flag_values.output, options=options,

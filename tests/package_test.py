@@ -18,6 +18,7 @@ import pytest
 import tpu_graphs
 
 ROOT = pathlib.Path(__file__).parents[1]
+NATIVE = 'tpu_graphs/hlo/cc/'
 PACKAGES = ('tpu_graphs', 'pipelines', 'baselines')
 METADATA_FILES = ('CHANGELOG.md', 'LICENSE', 'MANIFEST.in', 'README.md', 'pyproject.toml', 'setup.py')
 
@@ -26,7 +27,8 @@ pytestmark = pytest.mark.slow
 
 def packed_files() -> set[str]:
   """Files of the checkout that must be in the wheel."""
-  patterns = (*(f'{package}/**/*.py' for package in PACKAGES), 'tpu_graphs/schemas/*.pbtxt', 'tpu_graphs/tables/*.csv')
+  patterns = (*(f'{package}/**/*.py' for package in PACKAGES), 'tpu_graphs/**/*.pyi', 'tpu_graphs/schemas/*.pbtxt',
+              'tpu_graphs/tables/*.csv')
   return {path.relative_to(ROOT).as_posix() for pattern in patterns for path in ROOT.glob(pattern)}
 
 
@@ -37,7 +39,7 @@ def built(tmp_path_factory) -> tuple[pathlib.Path, pathlib.Path]:
   for name in METADATA_FILES:
     shutil.copy(ROOT / name, source)
   for name in (*PACKAGES, 'tests'):
-    shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns('__pycache__', 'golden'))
+    shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns('__pycache__', 'golden', '*.so'))
   out = tmp_path_factory.mktemp('dist')
   command = [sys.executable, '-m', 'build', '--no-isolation', f'--outdir={out}', str(source)]
   result = subprocess.run(command, text=True, capture_output=True, check=False, cwd=out)
@@ -56,19 +58,24 @@ def test_the_checkout_has_what_these_tests_look_for():
 def test_wheel_holds_the_three_packages_and_their_data(built):
   with zipfile.ZipFile(built[1]) as wheel:
     names = {name for name in wheel.namelist() if '.dist-info/' not in name}
-  assert names == packed_files()
+  extension = {name for name in names if name.startswith('tpu_graphs/hlo/_native.') and not name.endswith('.pyi')}
+  assert len(extension) == 1
+  assert names - extension == packed_files()
 
 
 def test_sdist_holds_the_same_and_what_a_build_needs(built):
   with tarfile.open(built[0]) as sdist:
     names = {name.partition('/')[2] for name in sdist.getnames()}
-  assert packed_files() | set(METADATA_FILES) <= names
+  sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / NATIVE).iterdir()}
+  assert {f'{NATIVE}binding.cc', f'{NATIVE}wire.h'} <= sources
+  assert packed_files() | set(METADATA_FILES) | sources <= names
   assert not any(name.startswith('tests') for name in names)
 
 
 def test_metadata(built):
   with zipfile.ZipFile(built[1]) as wheel:
-    read = {name.partition('.dist-info/')[2]: wheel.read(name).decode() for name in wheel.namelist()}
+    read = {name.partition('.dist-info/')[2]: wheel.read(name).decode() for name in wheel.namelist()
+            if '.dist-info/' in name}
   metadata = email.message_from_string(read['METADATA'])
   assert metadata['Name'].replace('-', '_') == 'tpu_graphs'
   assert metadata['Version'] == tpu_graphs.__version__
@@ -77,7 +84,7 @@ def test_metadata(built):
   needed = map(requirements.Requirement, metadata.get_all('Requires-Dist'))
   tensorflow = {requirement.name: requirement.specifier for requirement in needed}['tensorflow']
   assert [version for version in ('2.14.1', '2.15.1', '2.16.1') if version in tensorflow] == ['2.15.1']
-  assert set(metadata.get_all('Provides-Extra')) == {'dev', 'gcp', 'dask', 'collect'}
+  assert set(metadata.get_all('Provides-Extra')) == {'dev', 'gcp', 'dask', 'collect', 'jax'}
   commands = configparser.ConfigParser()
   commands.read_string(read['entry_points.txt'])
   assert dict(commands['console_scripts']) == {'tpu-graphs': 'tpu_graphs.cli:main'}
@@ -88,12 +95,14 @@ def test_installed_wheel_works_away_from_the_checkout(built, tmp_path):
   with zipfile.ZipFile(built[1]) as wheel:
     wheel.extractall(site)
   code = ('import sys; sys.path.insert(0, sys.argv[1])\n'
-          'import tpu_graphs.cli, tpu_graphs.features, tpu_graphs.schema, pipelines, baselines.models\n'
-          "print(tpu_graphs.__file__, tpu_graphs.features.opcodes()['add'], tpu_graphs.schema.path('tile'))")
+          'import tpu_graphs.cli, tpu_graphs.features, tpu_graphs.hlo, tpu_graphs.schema, pipelines, baselines.models\n'
+          'print(tpu_graphs.__file__, tpu_graphs.features.opcodes()["add"], tpu_graphs.schema.path("tile"),\n'
+          '      tpu_graphs.hlo.implementation())')
   result = subprocess.run([sys.executable, '-I', '-c', code, str(site)], cwd=tmp_path, text=True, capture_output=True,
                           check=False)
   assert result.returncode == 0, result.stderr
-  file, opcode, schema = result.stdout.split()
+  file, opcode, schema, implementation = result.stdout.split()
   assert file == str(site / 'tpu_graphs' / '__init__.py')
   assert opcode == '2'
+  assert implementation == 'native'
   assert pathlib.Path(schema).is_relative_to(site)

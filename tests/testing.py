@@ -30,6 +30,13 @@ def layout_arrays(n=4, c=6, nc=2, seed=0, **over) -> dict[str, np.ndarray]:
   return _merge(_graph_arrays(rng, n, c), own, over)
 
 
+def arrays(kind, n=4, c=6, seed=0, nc=2, **over) -> dict[str, np.ndarray]:
+  """`tile_arrays`, or `layout_arrays` with `nc` configurable ops."""
+  if kind == 'tile':
+    return tile_arrays(n=n, c=c, seed=seed, **over)
+  return layout_arrays(n=n, c=c, nc=nc, seed=seed, **over)
+
+
 def convert_arrays(folder: pathlib.Path, kind: str, sources, **options) -> str:
   """Converts the collection KIND:x and returns its directory.
 
@@ -48,6 +55,25 @@ def convert_arrays(folder: pathlib.Path, kind: str, sources, **options) -> str:
   convert.convert(inputs=[str(folder / 'raw')], directory=directory,
                   options=convert.ConvertOptions(collection=f'{kind}:x', **options))
   return directory
+
+
+def write_run(path: str, data: str) -> str:
+  """Writes the run directory of a tiny model as it is before training on a dataset directory; returns `path`."""
+  import tensorflow as tf  # Here, since only some tests need it.
+
+  from baselines import models
+  from baselines import runs
+  from baselines.models import parts
+  from tpu_graphs import datasets
+  from tpu_graphs import statistics
+  directory = datasets.open_directory(data)
+  choices = directory.manifest.choices
+  options = models.ModelOptions(models.DEFAULT_MODEL[directory.kind], directory.kind, parts.PartOptions(4, 1, 3))
+  tf.keras.utils.set_random_seed(0)
+  model = models.build(options, statistics.parse(directory.statistics, num_extra=choices.num_extra))
+  runs.Writer(path, config={}, options=options, model=model, statistics=directory.statistics, choices=choices,
+              overwrite=False).save(1)
+  return path
 
 
 def _graph_arrays(rng, n, c):

@@ -36,6 +36,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {  # Command -> module with `main(argv
     'train': ('baselines.train', 'train a model on a dataset directory'),
     'evaluate': ('baselines.evaluate', 'measure how well a trained model ranks the configs of a split'),
     'rank': ('baselines.rank', 'rank the configs of a program, fastest first'),
+    'inspect': ('pipelines.inspect_files', 'show what files of measured programs hold, or draw a module'),
 }
 
 INPUT_ERROR = 1
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   """
   args = (sys.argv if argv is None else argv)[1:]
   if not args:
-    return _fail(USAGE_ERROR, f'no command; expected one of {", ".join(COMMANDS)}')
+    return fail(USAGE_ERROR, f'no command; expected one of {", ".join(COMMANDS)}')
   command, rest = args[0], args[1:]
   if command in _HELP_FLAGS:
     print(_overview())
@@ -68,24 +69,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(PROGRAM, tpu_graphs.__version__)
     return 0
   if command not in COMMANDS:
-    return _fail(USAGE_ERROR, f'unknown command {command}{_did_you_mean(command, COMMANDS)}; '
+    return fail(USAGE_ERROR, f'unknown command {command}{_did_you_mean(command, COMMANDS)}; '
                  f'`{PROGRAM} --help` lists the commands')
   _quiet_tensorflow()
   return _guarded(lambda: importlib.import_module(COMMANDS[command][0]).main([f'{PROGRAM} {command}', *rest]))
 
 
 def run(define_flags: Callable[[FlagValues], None], job: Callable[[FlagValues, list[str]], int | None],
-        argv: Sequence[str], *, description: str, passthrough: bool = False) -> int:
+        argv: Sequence[str], *, description: str, passthrough: bool = False, positional: str | None = None) -> int:
   """Parses a command line, runs a job, and tells a user's error in one line.
 
   TensorFlow's log is quiet only if it is first imported by the job, which also makes `--help` and usage errors quick.
 
   Args:
     define_flags: defines the flags in the `FlagValues` given, which holds those of this run only.
-    job: is called with the flags parsed and the arguments after a bare `--`; returns the exit code, None for 0.
+    job: is called with the flags parsed and the positional arguments, or those after a bare `--`; returns the exit
+      code, None for 0.
     argv: program name and arguments.
     description: the first part of the help text.
     passthrough: whether arguments after a bare `--` are allowed: options of Apache Beam.
+    positional: what the positional arguments are, of which there must be at least one; None allows none. Not together
+      with `passthrough`.
 
   Returns:
     The exit code.
@@ -101,18 +105,22 @@ def run(define_flags: Callable[[FlagValues], None], job: Callable[[FlagValues, l
   flag_values.set_gnu_getopt(True)
   define_flags(flag_values)
   if not _HELP_FLAGS.isdisjoint(args):
-    return _guarded(lambda: print(_help(program, description, flag_values, passthrough)))
+    return _guarded(lambda: print(_help(program, description, flag_values, passthrough, positional)))
   try:
     stray = flag_values([program, *args])[1:]
   except flags.UnrecognizedFlagError as error:
     message = f'unknown flag --{error.flagname}{_did_you_mean(error.flagname, flag_values, "--")}; '
     beam = 'Beam options go after a bare `--`; ' if passthrough else ''
-    return _fail(USAGE_ERROR, f'{message}{beam}--help lists the flags')
+    return fail(USAGE_ERROR, f'{message}{beam}--help lists the flags')
   except flags.Error as error:
-    return _fail(USAGE_ERROR, re.sub(rf'flag --(\S+)=None: Flag --\1 {_REQUIRED}\.', r'flag --\1 is required',
+    return fail(USAGE_ERROR, re.sub(rf'flag --(\S+)=None: Flag --\1 {_REQUIRED}\.', r'flag --\1 is required',
                                      '; '.join(str(error).splitlines())))
-  if stray:
-    return _fail(USAGE_ERROR, f'unexpected argument {stray[0]}; flags are written --name=value, and patterns such as '
+  if positional:
+    if not stray:
+      return fail(USAGE_ERROR, f'no {positional} given; --help tells the usage')
+    rest = stray
+  elif stray:
+    return fail(USAGE_ERROR, f'unexpected argument {stray[0]}; flags are written --name=value, and patterns such as '
                  "'*.npz' in quotes")
   return _guarded(lambda: job(flag_values, rest))
 
@@ -123,9 +131,9 @@ def _guarded(job: Callable[[], int | None]) -> int:
     code = job()
     sys.stdout.flush()
   except errors.InputError as error:
-    return _fail(INPUT_ERROR, str(error))
+    return fail(INPUT_ERROR, str(error))
   except KeyboardInterrupt:
-    return _fail(INTERRUPTED, 'interrupted')
+    return fail(INTERRUPTED, 'interrupted')
   except BrokenPipeError:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Else the interpreter's own flush fails again.
     return BROKEN_PIPE
@@ -137,7 +145,8 @@ def _quiet_tensorflow() -> None:
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 
-def _fail(code: int, message: str) -> int:
+def fail(code: int, message: str) -> int:
+  """Tells an error in one line on stderr and returns `code`."""
   print('error:', ' '.join(message.splitlines()), file=sys.stderr)
   return code
 
@@ -154,10 +163,11 @@ def _overview() -> str:
                     f'`{PROGRAM} COMMAND --help` lists the flags of a command, `{PROGRAM} --version` the version.'])
 
 
-def _help(program: str, description: str, flag_values: FlagValues, passthrough: bool) -> str:
+def _help(program: str, description: str, flag_values: FlagValues, passthrough: bool, positional: str | None) -> str:
   """The help text: usage, description, and the flags in the order of their definition, required ones first."""
   script = 'python ' if program.endswith('.py') else ''
-  lines = [f'usage: {script}{program} [flags]{" [-- BEAM OPTIONS]" if passthrough else ""}', '', description.strip()]
+  arguments = f' {positional}...' if positional else ' [-- BEAM OPTIONS]' if passthrough else ''
+  lines = [f'usage: {script}{program} [flags]{arguments}', '', description.strip()]
   all_flags = [flag_values[name] for name in flag_values if name == flag_values[name].name]  # Without short names.
   required = [flag for flag in all_flags if any(_REQUIRED in validator.message for validator in flag.validators)]
   for title, group in (('required flags', required), ('flags', [flag for flag in all_flags if flag not in required])):

@@ -98,41 +98,58 @@ def open_directory(directory: str | os.PathLike[str]) -> DatasetDirectory:
     InputError: no dataset, or missing, extra or truncated shards; names them.
   """
   directory = os.fspath(directory)
+  manifest = read_manifest(directory)
+  for fault in shard_faults(directory, manifest):
+    raise fault
+  statistics = read_statistics(os.path.join(directory, manifest_lib.STATISTICS_NAME),
+                               num_extra=manifest.choices.num_extra)
+  return DatasetDirectory(directory, manifest, statistics)
+
+
+def read_manifest(directory: str) -> manifest_lib.Manifest:
+  """The manifest of a dataset directory.
+
+  Raises:
+    InputError: there is none, or it is damaged or of another format version.
+  """
   path = os.path.join(directory, manifest_lib.FILE_NAME)
   if not tf.io.gfile.exists(path):
     raise errors.InputError('no dataset', path=directory, found=f'no {manifest_lib.FILE_NAME}',
                             expected='a directory that convert has finished')
-  manifest = manifest_lib.loads(read_text(path), path=path)
+  return manifest_lib.loads(read_text(path), path=path)
+
+
+def shard_faults(directory: str, manifest: manifest_lib.Manifest) -> Iterator[errors.InputError]:
+  """What of the files in a dataset directory is missing, extra, or not as long as `manifest` says, one by one."""
   for name in manifest_lib.SPLITS:
     shards = manifest.splits[name].shards if name in manifest.splits else ()
     expected = {shard.name: shard.bytes for shard in shards}
     folder = os.path.join(directory, name)
     found = {f'{name}/{file}' for file in (tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else ())}
     for shard in sorted(found ^ set(expected)):
-      raise errors.InputError('shard missing' if shard in expected else 'extra file',
+      yield errors.InputError('shard missing' if shard in expected else 'extra file',
                               path=os.path.join(directory, shard),
                               expected=f'the {len(expected)} shards of {manifest_lib.FILE_NAME}',
                               fix='copy or convert the dataset again' if shard in expected else 'remove it')
-    for shard, size in expected.items():
+    for shard in sorted(found & set(expected)):
       length = tf.io.gfile.stat(os.path.join(directory, shard)).length
-      if length != size:
-        raise errors.InputError('shard of wrong size', path=os.path.join(directory, shard), found=f'{length} bytes',
-                                expected=f'{size} bytes', fix='copy or convert the dataset again')
-  return DatasetDirectory(directory, manifest, read_statistics(os.path.join(directory, manifest_lib.STATISTICS_NAME)))
+      if length != expected[shard]:
+        yield errors.InputError('shard of wrong size', path=os.path.join(directory, shard), found=f'{length} bytes',
+                                expected=f'{expected[shard]} bytes', fix='copy or convert the dataset again')
 
 
-def read_statistics(path: str) -> dict[str, Any]:
-  """The content of a `statistics.json`, checked.
+def read_statistics(path: str, *, num_extra: int) -> dict[str, Any]:
+  """The content of a `statistics.json`, checked; see `statistics.parse`.
 
   Raises:
-    InputError: it is missing, damaged, or of another format version.
+    InputError: it is missing, damaged, of another format version, or of other data.
   """
   with errors.in_file(path):
     try:
       content = json.loads(read_text(path))
     except json.JSONDecodeError as error:
       raise errors.InputError('damaged statistics', found=error, fix='copy the directory again') from error
-    statistics_lib.parse(content)
+    statistics_lib.parse(content, num_extra=num_extra)
   return content
 
 
@@ -190,7 +207,8 @@ def load(directory: DatasetDirectory | str | os.PathLike[str], split: str, *, co
   shards = directory.split(split)
   paths = [os.path.join(directory.path, shard.name) for shard in shards.shards]
   window = max(1, min(shards.records, _SHUFFLE_BYTES * shards.records // max(shards.bytes, 1)))
-  spec = schema.graph_spec(directory.kind)
+  num_extra = directory.manifest.choices.num_extra
+  spec = schema.graph_spec(directory.kind, num_extra=num_extra)
 
   def one_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
     files = tf.constant(paths)
@@ -213,17 +231,18 @@ def load(directory: DatasetDirectory | str | os.PathLike[str], split: str, *, co
   numbers = tf.data.Dataset.range(first_epoch, first_epoch + epochs if epochs is not None else tf.int64.max)
   serialized = numbers.flat_map(one_epoch)
   if chunked and configs_per_module is not None:
-    return _chunks(serialized.map(lambda data, _: data), directory.kind, configs_per_module)
+    return _chunks(serialized.map(lambda data, _: data), directory.kind, configs_per_module, num_extra=num_extra)
   return serialized.map(decode_one, num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def of_module(module: module_lib.Module, *, configs_per_module: int) -> tf.data.Dataset:
   """All configs of one module in chunks of K, as `load` gives them with `chunked`."""
-  return _chunks(tf.data.Dataset.from_tensors(records.encode_whole(module)), module.kind, configs_per_module)
+  return _chunks(tf.data.Dataset.from_tensors(records.encode_whole(module)), module.kind, configs_per_module,
+                 num_extra=module.num_extra)
 
 
-def _chunks(serialized: tf.data.Dataset, kind: str, size: int) -> tf.data.Dataset:
-  spec = schema.graph_spec(kind)
+def _chunks(serialized: tf.data.Dataset, kind: str, size: int, *, num_extra: int = 0) -> tf.data.Dataset:
+  spec = schema.graph_spec(kind, num_extra=num_extra)
 
   def of_record(graph: tfgnn.GraphTensor) -> tf.data.Dataset:
     total = num_configs(graph)
@@ -309,8 +328,13 @@ def _relative_runtime(context: dict[str, tf.Tensor]) -> tf.Tensor:
   return tf.where(runtime == module_lib.UNMEASURED, tf.constant(module_lib.UNMEASURED, tf.int64), fixed)
 
 
-def smallest_module(kind: str) -> module_lib.Module:
-  """A module of one op with one config, all zeros, to make a model or a function with before any data is there."""
+def smallest_module(kind: str, *, num_extra: int = 0) -> module_lib.Module:
+  """A module of one op with one config, all zeros, to make a model or a function with before any data is there.
+
+  Args:
+    kind: 'tile' or 'layout'.
+    num_extra: number of columns of its extra features.
+  """
   arrays: dict[str, dict[str, Any]] = {
       'tile': {'config_feat': np.zeros((1, features.NUM_TILE_FEATURES), np.float32),
                'config_runtime_normalizers': np.array([module_lib.UNMEASURED])},
@@ -319,6 +343,7 @@ def smallest_module(kind: str) -> module_lib.Module:
   return module_lib.Module(
       module_id='smallest', kind=kind, node_opcode=np.array([0]), edge_index=np.zeros((0, 2), np.int64),
       node_feat=np.zeros((1, features.NUM_NODE_FEATURES), np.float32), node_splits=np.array([0, 1]),
+      extra_feat=np.zeros((1, num_extra), np.float32),
       config_runtime=np.array([module_lib.UNMEASURED]), config_id=np.array([0]), **arrays[kind])
 
 

@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 from tpu_graphs import errors
+from tpu_graphs import feature_choices
 from tpu_graphs import module as module_lib
 
 FORMAT_VERSION = 1
@@ -15,6 +16,7 @@ FILE_NAME = 'manifest.json'
 SCHEMA_NAME = 'schema.pbtxt'
 STATISTICS_NAME = 'statistics.json'
 REJECTED_NAME = 'rejected.jsonl'
+MAX_UNKNOWN_OPCODES = 100
 SPLITS = ('train', 'valid', 'test')
 
 
@@ -27,6 +29,7 @@ class Shard:
     records: number of records.
     modules: number of modules whose first record lies here.
     measured: those of them that have any measured config.
+    without_configs: those of them that have no config at all.
     configs: number of configs over the records.
     bytes: size of the file.
     crc32c: checksum of the file, eight hex digits.
@@ -42,6 +45,7 @@ class Shard:
   crc32c: str
   max_sizes: Mapping[str, int]
   total_sizes: Mapping[str, int]
+  without_configs: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +59,13 @@ class Split:
   max_sizes: Mapping[str, int]
   total_sizes: Mapping[str, int]
   shards: tuple[Shard, ...]
+  without_configs: int = 0
 
   @classmethod
   def of(cls, shards: Iterable[Shard]) -> Split:
     shards = tuple(sorted(shards, key=lambda shard: shard.name))
     sums = {name: sum(getattr(shard, name) for shard in shards)
-            for name in ('records', 'modules', 'measured', 'configs', 'bytes')}
+            for name in ('records', 'modules', 'measured', 'without_configs', 'configs', 'bytes')}
     sizes = shards[0].max_sizes
     return cls(**sums, shards=shards,
                max_sizes={name: max(shard.max_sizes[name] for shard in shards) for name in sizes},
@@ -74,13 +79,15 @@ class Manifest:
   Attributes:
     collection: such as 'tile:xla'.
     kind: 'tile' or 'layout'.
-    options: the options of the conversion that decide its result.
+    options: the options of the conversion that decide its result; see also `choices`.
     splits: the splits that hold any record.
     rejected_inputs: reason -> inputs that could not be used; each is a line of `rejected.jsonl`.
     skipped_modules: reason -> modules that the selection rules of their file format leave out.
     dropped_runs: reason -> runs that are not measurements and so are not among the configs.
     source: number of input files, their bytes, and a fingerprint of their contents that depends on no order.
-    format_version: of this file and the directory.
+    unknown_opcodes: opcodes that `features.opcodes` lacks -> number of ops, most frequent first, at most
+      `MAX_UNKNOWN_OPCODES`.
+    format_version: of this file and the directory. Fields that came later and are missing have their defaults.
   """
   collection: str
   kind: str
@@ -90,7 +97,13 @@ class Manifest:
   skipped_modules: Mapping[str, int]
   dropped_runs: Mapping[str, int]
   source: Mapping[str, Any]
+  unknown_opcodes: Mapping[str, int] = dataclasses.field(default_factory=dict)
   format_version: int = FORMAT_VERSION
+
+  @property
+  def choices(self) -> feature_choices.FeatureChoices:
+    """How the features of ops were made."""
+    return feature_choices.FeatureChoices.from_json(self.options)
 
   def dumps(self) -> str:
     return json.dumps(dataclasses.asdict(self), indent=1) + '\n'
@@ -114,6 +127,7 @@ def loads(text: str, *, path: str) -> Manifest:
       manifest = Manifest(**content, splits=splits)
       if manifest.kind != module_lib.kind_of_collection(manifest.collection):
         raise ValueError(f'kind {manifest.kind} of collection {manifest.collection}')
+      _ = manifest.choices  # Refuses what cannot be.
       for name, split in splits.items():
         if split != Split.of(split.shards):
           raise ValueError(f'split {name} is not the sum of its shards')

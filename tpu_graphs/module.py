@@ -58,6 +58,9 @@ class Module:
     node_config_feat: int8 [C, NC, 18], layout only, last axis named by `features.layout_feature_names()`; -1 is "no
       dimension".
     dropped_runs: reason -> number of runs of the source that are not among the C configs, because they failed.
+    extra_feat: float32 [N, K], custom node features, columns named by `FeatureChoices.extra_columns`; None means K = 0.
+    unknown_opcodes: opcode name -> number of ops that have it and so the id 0, where the source tells names.
+    default_config: `config_id` of the compiler's own choice; None where the source does not tell it.
 
   Raises (on construction):
     InputError: an array has a wrong shape, dtype, value or index; the error names it, the value found and the expected.
@@ -77,13 +80,16 @@ class Module:
   node_config_ids: np.ndarray | None = None
   node_config_feat: np.ndarray | None = None
   dropped_runs: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  extra_feat: np.ndarray = None  # type: ignore[assignment]  # Filled in on construction.
+  unknown_opcodes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  default_config: int | None = None
 
   def __post_init__(self):
     if self.kind not in KINDS:
       raise errors.InputError('unknown kind', where='kind', found=repr(self.kind), expected=' or '.join(KINDS))
     if not self.module_id:
       raise errors.InputError('empty name', where='module_id', expected='a name that is unique in the collection')
-    if not _is_unicode(self.module_id):
+    if not is_unicode(self.module_id):
       raise errors.InputError('name not in Unicode', where='module_id', found=ascii(self.module_id),
                               fix='rename the file')
     for kind, names in KIND_ARRAYS.items():
@@ -94,6 +100,9 @@ class Module:
 
     n = self._set('node_opcode', _integers, (None,), np.uint8, low=0, high=features.NUM_OPCODES - 1).size
     self._set('node_feat', _floats, (n, features.NUM_NODE_FEATURES))
+    if self.extra_feat is None:
+      object.__setattr__(self, 'extra_feat', np.zeros((n, 0), np.float32))
+    self._set('extra_feat', _floats, (n, None))
     self._set('edge_index', _integers, (None, 2), np.int64, low=0, high=n - 1)
     self._set_node_splits(n)
     if self.computation is None:
@@ -104,6 +113,9 @@ class Module:
     self._set('config_id', _integers, (c,), np.int64, low=0)
     if np.unique(self.config_id).size != c:
       raise errors.InputError('repeated value', where='config_id', expected='distinct positions')
+    if self.default_config is not None and self.default_config not in self.config_id:
+      raise errors.InputError('no such config', where='default_config', found=self.default_config,
+                              expected='a value of config_id, or None')
     if self.kind == 'tile':
       self._set('config_feat', _floats, (c, features.NUM_TILE_FEATURES))
       self._set('config_runtime_normalizers', _integers, (c,), np.int64, low=UNMEASURED)
@@ -156,6 +168,11 @@ class Module:
     return 0 if self.node_config_ids is None else self.node_config_ids.size
 
   @property
+  def num_extra(self) -> int:
+    """Number of columns of `extra_feat`."""
+    return self.extra_feat.shape[1]
+
+  @property
   def is_measured(self) -> bool:
     """Whether any config has a runtime."""
     return bool((self.config_runtime != UNMEASURED).any())
@@ -175,8 +192,9 @@ class Module:
   def select_configs(self, indices: Any) -> Module:
     """The same graph with the configs at `indices` (distinct, int [c]) in that order."""
     names = ('config_runtime', 'config_id', 'config_feat', 'config_runtime_normalizers', 'node_config_feat')
-    return dataclasses.replace(
-        self, **{name: getattr(self, name)[indices] for name in names if getattr(self, name) is not None})
+    chosen = {name: getattr(self, name)[indices] for name in names if getattr(self, name) is not None}
+    default = self.default_config if self.default_config in chosen['config_id'] else None
+    return dataclasses.replace(self, **chosen, default_config=default)
 
 
 def segment_of_op(node_splits: np.ndarray) -> np.ndarray:
@@ -199,7 +217,7 @@ def relative_runtime(runtime: np.ndarray, normalizer: np.ndarray | None) -> np.n
   return np.where(runtime == UNMEASURED, float(UNMEASURED), runtime / np.where(normalizer > 0, normalizer, 1))
 
 
-def _is_unicode(name: str) -> bool:
+def is_unicode(name: str) -> bool:
   """Whether `name` can be written as UTF-8; a file name with bytes that are no UTF-8 cannot."""
   return not any('\ud800' <= character <= '\udfff' for character in name)
 
@@ -216,7 +234,8 @@ def _floats(array: np.ndarray, where: str, shape: tuple[int | None, ...]) -> np.
     raise errors.InputError('wrong dtype', where=where, found=array.dtype, expected='float32')
   with np.errstate(over='ignore'):  # A float64 beyond float32 becomes inf, which is refused below.
     result = array.astype(np.float32, copy=False)
-  if not np.isfinite(result).all():
+  # Through minimum and maximum, which pass NaN on: no array of the size of `result` is made unless it is refused.
+  if result.size and not (np.isfinite(result.min()) and np.isfinite(result.max())):
     index = np.unravel_index(int(np.argmin(np.isfinite(result))), result.shape)
     raise errors.InputError('value not finite', where=f'{where}{[int(i) for i in index]}', found=array[index],
                             expected='a finite float32')

@@ -7,7 +7,7 @@ inflated in blocks and narrowed to int8 on the way. Nothing is ever unpickled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
 import errno
@@ -21,11 +21,13 @@ import zlib
 import numpy as np
 
 from tpu_graphs import errors
+from tpu_graphs import feature_choices
 from tpu_graphs import features
 from tpu_graphs import module as module_lib
 
 DEFAULT_MAX_ARRAY_BYTES = 16 << 30
 _BLOCK_BYTES = 16 << 20
+_Specs = Mapping[str, tuple[str, tuple[Any, ...]]]
 
 # Array -> (dtype kinds, shape). Letters are sizes that must agree over the arrays of a file; see `Module`.
 _GRAPH_ARRAYS = {
@@ -34,15 +36,16 @@ _GRAPH_ARRAYS = {
     'edge_index': ('iu', ('E', 2)),
     'config_runtime': ('iu', ('C',)),
 }
-_KIND_ARRAYS = {
-    'tile': {
-        'config_feat': ('f', ('C', features.NUM_TILE_FEATURES)),
-        'config_runtime_normalizers': ('iu', ('C',)),
-    },
+_CONFIG_ARRAYS: Mapping[str, _Specs] = {
+    'tile': {'config_feat': ('f', ('C', features.NUM_TILE_FEATURES))},
     'layout': {
         'node_config_ids': ('iu', ('NC',)),
         'node_config_feat': ('fiu', ('C', 'NC', features.NUM_LAYOUT_FEATURES)),
     },
+}
+_KIND_ARRAYS: Mapping[str, _Specs] = {
+    'tile': {**_CONFIG_ARRAYS['tile'], 'config_runtime_normalizers': ('iu', ('C',))},
+    'layout': _CONFIG_ARRAYS['layout'],
 }
 # Arrays that some files lack: published tile files have no splits; the last two exist only in files written by `save`.
 _OPTIONAL_ARRAYS = {
@@ -72,6 +75,7 @@ class _Header:
 
 
 def load(path: str | os.PathLike[str], *, kind: str | None = None,
+         choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
          max_array_bytes: int = DEFAULT_MAX_ARRAY_BYTES) -> module_lib.Module:
   """Reads and checks one npz file.
 
@@ -81,6 +85,7 @@ def load(path: str | os.PathLike[str], *, kind: str | None = None,
   Args:
     path: a local file. Its stem becomes the `module_id`.
     kind: 'tile' or 'layout' to refuse the other kind; None takes what the file holds.
+    choices: how the features of ops are made; see `feature_choices.pad_layouts`. Extra features get no HLO.
     max_array_bytes: arrays that would inflate to more are refused before anything is allocated.
 
   Raises:
@@ -89,32 +94,57 @@ def load(path: str | os.PathLike[str], *, kind: str | None = None,
   path = os.fspath(path)
   try:
     with open(path, 'rb') as file:
-      return read(file, path=path, kind=kind, max_array_bytes=max_array_bytes)
+      return read(file, path=path, kind=kind, choices=choices, max_array_bytes=max_array_bytes)
   except OSError as error:
     raise errors.InputError('cannot read file', path=path, found=error.strerror) from error
 
 
 def read(file: BinaryIO, *, path: str, kind: str | None = None,
+         choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
          max_array_bytes: int = DEFAULT_MAX_ARRAY_BYTES) -> module_lib.Module:
   """`load` from an open, seekable file; `path` serves for the module's name and in errors."""
   with errors.in_file(path), _damage_explained(file), zipfile.ZipFile(file) as archive:
-    headers = {name: _header(archive, name, max_array_bytes) for name in _array_names(archive)}
-    kind = _check_kind(headers, kind)
+    headers = _headers(archive, max_array_bytes)
+    kind = _check_kind(headers, kind, _KIND_ARRAYS)
     known = {**_GRAPH_ARRAYS, **_KIND_ARRAYS[kind], **_OPTIONAL_ARRAYS}
-    headers = {name: headers[name] for name in known if name in headers}
-    _check_headers(headers, known)
-    arrays = {name: _array(archive, name, header) for name, header in headers.items()}
-    return _module(kind, pathlib.PurePosixPath(path).name.removesuffix('.npz'), arrays)
+    arrays = _arrays(archive, headers, known)
+    if choices.layout_padding:
+      feature_choices.pad_layouts(arrays['node_feat'])
+    return choices.add_extra(_module(kind, pathlib.PurePosixPath(path).name.removesuffix('.npz'), arrays))
+
+
+def read_configs(file: BinaryIO, *, path: str, kind: str,
+                 max_array_bytes: int = DEFAULT_MAX_ARRAY_BYTES) -> dict[str, np.ndarray]:
+  """The configs in an open, seekable npz file, which need hold nothing else; what else it holds is left.
+
+  Args:
+    file: the file.
+    path: its name, for errors.
+    kind: 'tile' or 'layout'.
+    max_array_bytes: arrays that would inflate to more are refused before anything is allocated.
+
+  Returns:
+    The arrays of a `Module` by name: config_feat, or node_config_ids and node_config_feat (int8).
+
+  Raises:
+    InputError: the file is damaged, holds configs of the other kind or none, or an array of a wrong dtype or shape.
+  """
+  with errors.in_file(path), _damage_explained(file), zipfile.ZipFile(file) as archive:
+    headers = _headers(archive, max_array_bytes)
+    return _arrays(archive, headers, _CONFIG_ARRAYS[_check_kind(headers, kind, _CONFIG_ARRAYS)])
 
 
 def save(module: module_lib.Module, path: str | os.PathLike[str]) -> None:
   """Writes `module` in the published form.
 
-  `load` reads it back equal but for `module_id`, which is the file's stem, and `dropped_runs`: configs that are not
-  measured beside others that are come back as dropped runs. The file appears under its name only when it is complete.
+  `load` reads it back equal but for `module_id`, which is the file's stem, `unknown_opcodes` and `default_config`,
+  which npz files do not tell, and `dropped_runs`: configs that are not measured beside others that are come back as
+  dropped runs. Feature choices are made at each reading and so not written. The file appears under its name only when
+  it is complete.
   """
   c = module.num_configs
-  arrays: dict[str, np.ndarray] = {name: getattr(module, name) for name in ('node_opcode', 'node_feat', 'edge_index')}
+  arrays: dict[str, np.ndarray] = {'node_opcode': module.node_opcode, 'edge_index': module.edge_index,
+                                   'node_feat': feature_choices.unpad_layouts(module.node_feat)}
   arrays['node_splits'] = module.node_splits[np.newaxis]
   unmeasured = module.config_runtime == module_lib.UNMEASURED
   arrays['config_runtime'] = np.where(unmeasured, 0, module.config_runtime)
@@ -129,6 +159,11 @@ def save(module: module_lib.Module, path: str | os.PathLike[str]) -> None:
   segment = module_lib.segment_of_op(module.node_splits)
   if not np.array_equal(module.computation, segment):
     arrays['computation'] = module.computation
+  write_arrays(path, arrays)
+
+
+def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> None:
+  """Writes an npz file, which appears under its name only when it is complete."""
   target = pathlib.Path(path)
   temporary = target.with_name(f'.{target.name}.{os.getpid()}.partial')
   try:
@@ -172,6 +207,10 @@ def _array_names(archive: zipfile.ZipFile) -> list[str]:
   return [name.removesuffix('.npy') for name in names]
 
 
+def _headers(archive: zipfile.ZipFile, max_array_bytes: int) -> dict[str, _Header]:
+  return {name: _header(archive, name, max_array_bytes) for name in _array_names(archive)}
+
+
 def _header(archive: zipfile.ZipFile, name: str, max_array_bytes: int) -> _Header:
   info = archive.getinfo(f'{name}.npy')
   with archive.open(info) as stream:
@@ -192,19 +231,19 @@ def _header(archive: zipfile.ZipFile, name: str, max_array_bytes: int) -> _Heade
   return header
 
 
-def _check_kind(headers: dict[str, _Header], kind: str | None) -> str:
-  found = [k for k, names in _KIND_ARRAYS.items() if any(name in headers for name in names)]
+def _check_kind(headers: dict[str, _Header], kind: str | None, kind_arrays: Mapping[str, _Specs]) -> str:
+  found = [k for k, names in kind_arrays.items() if any(name in headers for name in names)]
   if len(found) != 1:
     raise errors.InputError('neither a tile nor a layout file' if not found else 'both a tile and a layout file',
                             found=f'arrays {", ".join(sorted(headers)) or "none"}',
-                            expected=' or '.join(', '.join(names) for names in _KIND_ARRAYS.values()))
+                            expected=' or '.join(', '.join(names) for names in kind_arrays.values()))
   if kind is not None and kind != found[0]:
     raise errors.InputError('file of the other kind', found=f'a {found[0]} file', expected=f'a {kind} file',
                             fix=f'it belongs to a {found[0]} collection or run')
   return found[0]
 
 
-def _check_headers(headers: dict[str, _Header], known: dict[str, tuple[str, tuple[Any, ...]]]) -> None:
+def _check_headers(headers: dict[str, _Header], known: _Specs) -> None:
   """Checks that every array is there, of a fitting dtype and of a shape that agrees with the others."""
   sizes: dict[str, tuple[int, str]] = {}  # Letter -> size, and the array that told it.
   for name, (dtype_kinds, shape) in known.items():
@@ -231,6 +270,13 @@ def _check_headers(headers: dict[str, _Header], known: dict[str, tuple[str, tupl
     for letter, size in zip(shape, found, strict=True):
       if isinstance(letter, str):
         sizes.setdefault(letter, (size, name))
+
+
+def _arrays(archive: zipfile.ZipFile, headers: dict[str, _Header], known: _Specs) -> dict[str, np.ndarray]:
+  """Those of the `known` arrays that are there, once all of them are found fit."""
+  headers = {name: headers[name] for name in known if name in headers}
+  _check_headers(headers, known)
+  return {name: _array(archive, name, header) for name, header in headers.items()}
 
 
 def _array(archive: zipfile.ZipFile, name: str, header: _Header) -> np.ndarray:
@@ -263,7 +309,7 @@ def _narrow(block: np.ndarray, start: int, header: _Header) -> np.ndarray:
   return narrowed
 
 
-def _module(kind: str, module_id: str, arrays: dict[str, np.ndarray]) -> module_lib.Module:
+def _module(kind: str, module_id: str, arrays: dict[str, Any]) -> module_lib.Module:
   runtime = arrays['config_runtime'].astype(np.int64, copy=False)  # Beyond int64 it turns negative.
   if (runtime < 0).any():
     i = int(np.argmax(runtime < 0))

@@ -1,43 +1,78 @@
-"""Any raw file of measured programs -> modules."""
+"""Any raw file of programs -> modules."""
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import io
 import os
 
+from tpu_graphs import dumps
 from tpu_graphs import errors
+from tpu_graphs import feature_choices
 from tpu_graphs import hlo
 from tpu_graphs import npz
 
 
-def from_file(path: str | os.PathLike[str], *, kind: str | None = None) -> hlo.Extraction:
-  """Reads a local file; see `from_bytes`.
+def from_file(path: str | os.PathLike[str], *, kind: str | None = None,
+              choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
+              stage: str = 'after') -> hlo.Extraction:
+  """Reads a local file, see `from_bytes`, or all programs of a folder that XLA wrote with --xla_dump_to.
+
+  Args:
+    path: of the file or folder.
+    kind: see `from_bytes`, as is `choices`.
+    stage: which programs of a folder; see `dumps.find`.
 
   Raises:
-    InputError: the file cannot be read, or not as modules of this kind.
+    InputError: it cannot be read, or not as modules of this kind.
   """
   path = os.fspath(path)
+  if os.path.isdir(path):
+    with errors.in_file(path):
+      return _from_dump(path, kind, choices, stage)
   try:
     with open(path, 'rb') as file:
       data = file.read()
   except OSError as error:
     raise errors.InputError('cannot read file', path=path, found=error.strerror) from error
-  return from_bytes(data, path=path, kind=kind)
+  return from_bytes(data, path=path, kind=kind, choices=choices)
 
 
-def from_bytes(data: bytes, *, path: str, kind: str | None = None) -> hlo.Extraction:
-  """Reads the content of an npz file or an HLO protobuf.
+def _from_dump(folder: str, kind: str | None, choices: feature_choices.FeatureChoices, stage: str) -> hlo.Extraction:
+  paths = dumps.find((os.path.join(folder, name) for name in os.listdir(folder)), stage=stage)
+  if not paths:
+    raise errors.InputError('folder without programs', expected='an XLA dump, with names such as '
+                            f"'module_0000.jit_f.{dumps.ENDINGS[0]}'", fix='give one file, or the folder of a dump')
+  parts = [from_file(path, kind=kind, choices=choices) for path in paths]
+  skipped = sum((collections.Counter(part.skipped) for part in parts), collections.Counter())
+  return hlo.Extraction(
+      modules=tuple(module for part in parts for module in part.modules), skipped=dict(skipped),
+      type_name=dumps.TYPE_NAME, tunings=tuple(tuning for part in parts for tuning in part.tunings))
+
+
+def from_bytes(data: bytes, *, path: str, kind: str | None = None,
+               choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED) -> hlo.Extraction:
+  """Reads the content of an npz file, an HLO protobuf or HLO text.
 
   Args:
     data: the whole file.
-    path: its name, which tells npz from protobuf (an unknown suffix leaves it to the content) and serves in errors.
+    path: its name, which tells npz from the rest (an unknown suffix leaves it to the content) and serves in errors. The
+      `module_id` of text from an XLA dump ends with the program's number there: text of equal programs may be equal.
     kind: 'tile' or 'layout' to refuse the other; None takes what the file holds.
+    choices: how the features of ops are made.
 
   Raises:
     InputError: the content cannot be read as modules of this kind.
   """
   is_npz = path.endswith('.npz') or (not path.endswith(('.pb', '.binpb')) and data.startswith(b'PK'))
   if is_npz:
-    return hlo.Extraction(modules=(npz.read(io.BytesIO(data), path=path, kind=kind),), skipped={})
+    module = npz.read(io.BytesIO(data), path=path, kind=kind, choices=choices)
+    return hlo.Extraction(modules=(module,), skipped={}, type_name='npz')
   with errors.in_file(path):
-    return hlo.read(data, kind=kind, name=path)
+    extraction = hlo.read(data, kind=kind, name=path, choices=choices)
+  number = dumps.number_of_text(path)
+  if number is None:
+    return extraction
+  return dataclasses.replace(extraction, modules=tuple(
+      dataclasses.replace(module, module_id=f'{module.module_id}.{number}') for module in extraction.modules))

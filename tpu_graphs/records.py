@@ -1,9 +1,9 @@
-"""`Module` -> tf.Example records -> GraphTensor.
+"""`Module` <-> tf.Example records -> GraphTensor.
 
 A record is one serialized tf.Example in the encoding that tfgnn.parse_example reads with the schema alone. It is
-written here straight from the arrays, with neither TensorFlow nor a protobuf library: Beam workers need not load
-TensorFlow, equal modules give equal bytes (protobuf promises no order for a map), and a packed float list costs one
-copy.
+written here straight from the arrays and read straight into them, with neither TensorFlow nor a protobuf library: Beam
+workers need not load TensorFlow, equal modules give equal bytes (protobuf promises no order for a map), and a packed
+float list costs one copy.
 
 Format: https://www.tensorflow.org/api_docs/python/tf/train/Example and
 https://protobuf.dev/programming-guides/encoding; names of the features are those of tfgnn.write_example.
@@ -11,16 +11,17 @@ https://protobuf.dev/programming-guides/encoding; names of the features are thos
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import hashlib
 import struct
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import google_crc32c
 import numpy as np
 
 from tpu_graphs import errors
+from tpu_graphs import features
 from tpu_graphs import module as module_lib
 from tpu_graphs import schema
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
   import tensorflow_gnn as tfgnn
 
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3  # Field numbers of tf.train.Feature.
+_STRINGS = ('context/module_id', 'context/node_config_feat')
+_WITH_LENGTH = 2  # Wire type of all fields of a tf.Example.
+_DAMAGED = {'fix': 'copy or convert the dataset again'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,10 +93,96 @@ def encode_whole(module: module_lib.Module) -> bytes:
   return record.data
 
 
+def decode(data: bytes, *, num_extra: int = 0) -> module_lib.Module:
+  """The module in a record, with the configs that this record holds; `encode_whole` gives the same bytes again.
+
+  Records do not tell `dropped_runs`, `unknown_opcodes` and `default_config`. Of computations and segments they tell
+  `computation`: its boundaries become the `node_splits`, unless it does not ascend or counts beyond the number of ops.
+
+  Args:
+    data: the serialized tf.Example.
+    num_extra: number of columns of `extra_feat`.
+
+  Raises:
+    InputError: it is damaged, or its features are not those of the schema.
+  """
+  try:
+    found = _read_features(data)
+    module_id = bytes(found.pop('context/module_id')).decode()
+    opcode, computation = found.pop('nodes/op.opcode'), found.pop('nodes/op.computation')
+    edge_index = np.stack([found.pop('edges/operand.#target'), found.pop('edges/operand.#source')], axis=1)
+    runtime, config_id = found.pop('context/config_runtime'), found.pop('context/config_id')
+    n, c = opcode.size, runtime.size
+    node_feat = found.pop('nodes/op.feat').reshape(n, features.NUM_NODE_FEATURES)
+    own: dict[str, Any] = {}  # What not every module has.
+    if num_extra:
+      own['extra_feat'] = found.pop('nodes/op.extra_feat').reshape(n, num_extra)
+    sizes = {'nodes/op.#size': n, 'edges/operand.#size': len(edge_index),
+             'context/config_id.d1': c, 'context/config_runtime.d1': c}
+    if 'context/node_config_feat' in found:
+      kind, ids = 'layout', found.pop('edges/configures.#target')
+      layouts = np.frombuffer(found.pop('context/node_config_feat'), np.int8)
+      own['node_config_ids'] = ids
+      own['node_config_feat'] = layouts.reshape(c, ids.size, features.NUM_LAYOUT_FEATURES)
+      sizes |= {'nodes/config_op.#size': ids.size, 'edges/configures.#size': ids.size}
+      if not np.array_equal(found.pop('edges/configures.#source'), np.arange(ids.size)):
+        raise ValueError('configurable ops that are not in order')
+    else:
+      kind = 'tile'
+      own['config_feat'] = found.pop('context/config_feat').reshape(c, features.NUM_TILE_FEATURES)
+      own['config_runtime_normalizers'] = found.pop('context/config_runtime_normalizer')
+      sizes |= {'context/config_feat.d1': c, 'context/config_runtime_normalizer.d1': c}
+    for name, size in sizes.items():
+      if not np.array_equal(value := found.pop(name), [size]):
+        raise ValueError(f'{name} {value} beside {size}')
+    if found:
+      raise ValueError(f'feature {min(found)} that is not in the schema')
+    splits = _boundaries(computation)
+  except KeyError as error:
+    raise errors.InputError('feature missing in a record', where=error.args[0], **_DAMAGED) from error
+  except (IndexError, ValueError) as error:
+    raise errors.InputError('damaged record', found=error, **_DAMAGED) from error
+  return module_lib.Module(
+      module_id=module_id, kind=kind, node_opcode=opcode, node_feat=node_feat, edge_index=edge_index,
+      node_splits=splits, computation=computation, config_runtime=runtime, config_id=config_id, **own)
+
+
+def decode_module_id(data: bytes) -> str:
+  """The `module_id` in a record; nothing else is decoded.
+
+  Raises:
+    InputError: it is damaged.
+  """
+  try:
+    return bytes(_read_features(data)['context/module_id']).decode()
+  except (IndexError, KeyError, ValueError) as error:
+    raise errors.InputError('damaged record', found=error, **_DAMAGED) from error
+
+
+def merge(parts: Sequence[module_lib.Module]) -> module_lib.Module:
+  """The module whose records were decoded as `parts`. Configs of several parts come in the order of `config_id`.
+
+  Raises:
+    InputError: a config occurs twice.
+  """
+  if len(parts) == 1:
+    return parts[0]
+  place = np.argsort(np.argsort(np.concatenate([part.config_id for part in parts]), kind='stable'))
+  places = np.split(place, np.cumsum([part.num_configs for part in parts[:-1]]))
+  merged: dict[str, Any] = {}
+  for name in ('config_runtime', 'config_id', 'config_feat', 'config_runtime_normalizers', 'node_config_feat'):
+    arrays = [getattr(part, name) for part in parts]
+    if arrays[0] is not None:
+      merged[name] = np.empty((place.size, *arrays[0].shape[1:]), arrays[0].dtype)
+      for where, array in zip(places, arrays, strict=True):
+        merged[name][where] = array
+  return dataclasses.replace(parts[0], **merged)
+
+
 def to_graph_tensor(module: module_lib.Module) -> tfgnn.GraphTensor:
   """The GraphTensor of a whole module, as tfgnn reads it from a record."""
   import tensorflow_gnn as tfgnn
-  return tfgnn.parse_single_example(schema.graph_spec(module.kind), encode_whole(module))
+  return tfgnn.parse_single_example(schema.graph_spec(module.kind, num_extra=module.num_extra), encode_whole(module))
 
 
 def write_tfrecords(file: BinaryIO, records: Iterable[bytes]) -> tuple[int, int]:
@@ -108,6 +198,22 @@ def write_tfrecords(file: BinaryIO, records: Iterable[bytes]) -> tuple[int, int]
       checksum = google_crc32c.extend(checksum, part)
       size += len(part)
   return size, checksum
+
+
+def read_tfrecord(file: BinaryIO) -> bytes | None:
+  """Reads the record that begins where `file` stands, as `write_tfrecords` writes it; None at the end of the file.
+
+  Raises:
+    InputError: it is damaged or cut off.
+  """
+  start = file.tell()
+  if not (length := file.read(8)):
+    return None
+  if file.read(4) == _masked_crc(length):
+    data = file.read(int.from_bytes(length, 'little'))
+    if file.read(4) == _masked_crc(data):
+      return data
+  raise errors.InputError('damaged record', where=f'byte {start}', expected='the checksum of its data', **_DAMAGED)
 
 
 def _masked_crc(data: bytes) -> bytes:
@@ -140,6 +246,8 @@ def _graph_features(module: module_lib.Module) -> Iterator[tuple[str, bytes | np
   yield 'edges/operand.#target', module.edge_index[:, 0]
   yield 'nodes/op.#size', np.array([module.num_ops])
   yield 'nodes/op.computation', module.computation
+  if module.num_extra:
+    yield 'nodes/op.extra_feat', module.extra_feat
   yield 'nodes/op.feat', module.node_feat
   yield 'nodes/op.opcode', module.node_opcode
   if module.node_config_ids is not None:
@@ -197,3 +305,66 @@ def varints(values: np.ndarray) -> bytes:
   position = np.arange(width)
   digits[position < num_bytes[:, np.newaxis] - 1] |= 0x80
   return digits[position < num_bytes[:, np.newaxis]].tobytes()
+
+
+def _read_features(data: bytes) -> dict[str, Any]:
+  """Name -> array, or bytes where it is one of `_STRINGS`, of each feature of a tf.Example.
+
+  Raises:
+    IndexError, ValueError: it is none, or a feature is of another type.
+  """
+  found: dict[str, Any] = {}
+  for _, content in _fields(memoryview(data)):
+    for _, entry in _fields(content):
+      key, feature = (body for _, body in _fields(entry))
+      [(field, body)] = _fields(feature)
+      values = [value for _, value in _fields(body)]
+      joined = values[0] if len(values) == 1 else b''.join(values)
+      name = bytes(key).decode()
+      if (field == _BYTES_LIST) != (name in _STRINGS):
+        raise ValueError(f'{name} of another type')
+      found[name] = (joined if field == _BYTES_LIST else from_varints(joined) if field == _INT64_LIST else
+                     np.frombuffer(joined, '<f4').astype(np.float32))  # Aligned, as the record's bytes are not.
+  return found
+
+
+def _fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
+  """The number and content of each of a message's fields, which all have a length."""
+  at = 0
+  while at < len(data):
+    tag, size = data[at], 0
+    for shift in range(0, 70, 7):  # At most 10 bytes.
+      at += 1
+      size |= (data[at] & 0x7f) << shift
+      if data[at] < 0x80:
+        break
+    end = at + 1 + size
+    if tag & 7 != _WITH_LENGTH or end > len(data):
+      raise ValueError('no tf.Example')
+    yield tag >> 3, data[at + 1:end]
+    at = end
+
+
+def from_varints(data: bytes | memoryview) -> np.ndarray:
+  """The int64 [n] in concatenated protobuf varints: the inverse of `varints`.
+
+  Raises:
+    ValueError: the last one is cut off, or one is too long.
+  """
+  digits = np.frombuffer(data, np.uint8)
+  ends = np.flatnonzero(digits < 0x80) + 1
+  starts = np.concatenate([[0], ends[:-1]])[:ends.size]
+  if (ends[-1] if ends.size else 0) != digits.size or (ends - starts).max(initial=0) > 10:
+    raise ValueError('no list of varints')
+  if ends.size == digits.size:
+    return digits.astype(np.int64)
+  shifts = 7 * (np.arange(digits.size) - np.repeat(starts, ends - starts))
+  return np.add.reduceat((digits & 0x7f).astype(np.uint64) << shifts.astype(np.uint64), starts).view(np.int64)
+
+
+def _boundaries(computation: np.ndarray) -> np.ndarray:
+  """The `node_splits` of which `computation`, int64 [N], is the segment; [0, N] where there are none or too many."""
+  n = computation.size
+  if n == 0 or computation[0] < 0 or computation[-1] >= n or (np.diff(computation) < 0).any():
+    return np.array([0, n])
+  return np.searchsorted(computation, np.arange(computation[-1] + 2))

@@ -19,6 +19,7 @@ from tpu_graphs import features
 from tpu_graphs import module as module_lib
 
 FORMAT_VERSION = 1
+# Feature -> number of its columns; 'extra_feat', beside these, has as many as the user likes.
 NUM_COLUMNS = {'feat': features.NUM_NODE_FEATURES, 'config_feat': features.NUM_TILE_FEATURES,
                'node_config_feat': features.NUM_LAYOUT_FEATURES}
 
@@ -77,7 +78,10 @@ class Moments:
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-  """Feature ('feat', 'config_feat' or 'node_config_feat') -> moments of its columns, plain and as signed logarithm."""
+  """Feature -> moments of its columns, plain and as signed logarithm.
+
+  Features are 'feat', 'extra_feat' where there are any, and 'config_feat' or 'node_config_feat'.
+  """
   plain: Mapping[str, Moments]
   log: Mapping[str, Moments]
 
@@ -85,6 +89,8 @@ class Statistics:
   def of(cls, module: module_lib.Module) -> Statistics:
     """Statistics of one module: each op, each config and each op's config counts once."""
     values = {'feat': module.node_feat}
+    if module.num_extra:
+      values['extra_feat'] = module.extra_feat
     if module.config_feat is not None:
       values['config_feat'] = module.config_feat
     plain = {name: Moments.of(array) for name, array in values.items()}
@@ -133,11 +139,15 @@ class ColumnStatistics:
   constant: np.ndarray
 
 
-def parse(content: Mapping[str, Any]) -> dict[str, ColumnStatistics]:
+def parse(content: Mapping[str, Any], *, num_extra: int = 0) -> dict[str, ColumnStatistics]:
   """Reads the content of `statistics.json`.
 
+  Args:
+    content: of the file.
+    num_extra: number of columns of extra features of the dataset or run that it belongs to.
+
   Raises:
-    InputError: it is damaged or of another format version.
+    InputError: it is damaged, of another format version, or of other data.
   """
   result = {}
   try:
@@ -150,8 +160,11 @@ def parse(content: Mapping[str, Any]) -> dict[str, ColumnStatistics]:
       constant[columns['constant']] = True
       result[name] = ColumnStatistics(columns['count'], np.array(columns['log']['mean'], np.float64),
                                       np.array(columns['log']['std'], np.float64), constant)
-      if any(array.shape != (NUM_COLUMNS[name],) for array in (constant, result[name].log_mean, result[name].log_std)):
-        raise ValueError(f'{name} has not {NUM_COLUMNS[name]} columns')
+      expected = num_extra if name == 'extra_feat' else NUM_COLUMNS[name]
+      if any(array.shape != (expected,) for array in (constant, result[name].log_mean, result[name].log_std)):
+        raise ValueError(f'{name} has not {expected} columns')
+    if result and bool(num_extra) != ('extra_feat' in result):
+      raise ValueError(f'{", ".join(result)} with {num_extra} columns of extra features')
   except errors.InputError:
     raise
   except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:

@@ -49,9 +49,11 @@ def build(options: ModelOptions, statistics: Mapping[str, statistics_lib.ColumnS
 
   Args:
     options: see `ModelOptions`.
-    statistics: of the train split, to normalise features with; they become part of the model's weights.
+    statistics: of the train split, to normalise features with; they become part of the model's weights. The model
+      takes extra features if these do.
   """
   model = MODELS[options.name](options.kind, options.parts, statistics)
-  (graph,) = datasets.of_module(datasets.smallest_module(options.kind), configs_per_module=1)
+  num_extra = statistics['extra_feat'].constant.size if 'extra_feat' in statistics else 0
+  (graph,) = datasets.of_module(datasets.smallest_module(options.kind, num_extra=num_extra), configs_per_module=1)
   model(datasets.without_strings(graph))  # Creates the weights.
   return model

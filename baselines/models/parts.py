@@ -65,13 +65,17 @@ class OpEncoder(tf.keras.layers.Layer):
   def __init__(self, options: PartOptions, statistics: Statistics):
     super().__init__()
     self._normalize = Normalizer(statistics['feat'])
+    self._normalize_extra = Normalizer(statistics['extra_feat']) if 'extra_feat' in statistics else None
     self._embed = tf.keras.layers.Embedding(features.NUM_OPCODES, options.opcode_embedding)
     self._hidden = tf.keras.layers.Dense(options.hidden, activation='relu')
     self._project = tf.keras.layers.Dense(options.hidden)
 
   def call(self, graph: tfgnn.GraphTensor) -> tf.Tensor:
     op = graph.node_sets['op']
-    return self._project(self._hidden(tf.concat([self._embed(op['opcode']), self._normalize(op['feat'])], axis=-1)))
+    parts = [self._embed(op['opcode']), self._normalize(op['feat'])]
+    if self._normalize_extra is not None:
+      parts.append(self._normalize_extra(op['extra_feat']))
+    return self._project(self._hidden(tf.concat(parts, axis=-1)))
 
 
 class TileConfigEncoder(tf.keras.layers.Layer):

@@ -8,33 +8,21 @@ import shutil
 import numpy as np
 import pytest
 import scipy.stats
-import tensorflow as tf
 
 from baselines import evaluate
-from baselines import models
 from baselines import runs
-from baselines.models import parts
 from tests import testing
 from tpu_graphs import cli
 from tpu_graphs import datasets
 from tpu_graphs import errors
-from tpu_graphs import module as module_lib
 from tpu_graphs import records
-from tpu_graphs import statistics
 
 _KS = {'tile': (1, 5, 10), 'layout': (1, 10, 100)}
 
 
 def _arrays(kind, n, c, seed, **over):
   over = {'config_runtime': np.random.default_rng(seed).integers(1000, 3000, c), **over}
-  if kind == 'tile':
-    return testing.tile_arrays(n=n, c=c, seed=seed, **over)
-  return testing.layout_arrays(n=n, c=c, nc=1, seed=seed, **over)
-
-
-@pytest.fixture(scope='session', params=module_lib.KINDS)
-def kind(request):
-  return request.param
+  return testing.arrays(kind, n=n, c=c, seed=seed, nc=1, **over)
 
 
 @pytest.fixture(scope='session')
@@ -50,19 +38,13 @@ def sources(kind):
 @pytest.fixture(scope='session')
 def data(kind, sources, tmp_path_factory):
   return testing.convert_arrays(tmp_path_factory.mktemp(f'evaluate_{kind}'), kind, sources,
-                  records=records.RecordOptions(max_configs=50))
+                                records=records.RecordOptions(max_configs=50))
 
 
 @pytest.fixture(scope='session')
 def run(kind, data, tmp_path_factory):
   """The run directory of a model as it is before training."""
-  path = str(tmp_path_factory.mktemp(f'evaluate_run_{kind}') / 'run')
-  content = datasets.open_directory(data).statistics
-  options = models.ModelOptions(models.DEFAULT_MODEL[kind], kind, parts.PartOptions(4, 1, 3))
-  tf.keras.utils.set_random_seed(0)
-  model = models.build(options, statistics.parse(content))
-  runs.Writer(path, config={}, options=options, model=model, statistics=content, overwrite=False).save(1)
-  return path
+  return testing.write_run(str(tmp_path_factory.mktemp(f'evaluate_run_{kind}') / 'run'), data)
 
 
 @pytest.fixture(scope='session')

@@ -84,11 +84,6 @@ def named(request):
   return kind, _model(name, kind)
 
 
-@pytest.fixture(scope='session', params=module_lib.KINDS)
-def kind(request):
-  return request.param
-
-
 def test_scores_tell_configs_and_modules_apart(named):
   kind, model = named
   scores = model(_batch([_module(kind, seed=1), _module(kind, seed=2)])).numpy()

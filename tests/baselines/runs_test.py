@@ -16,6 +16,7 @@ from baselines import scoring
 from baselines.models import parts
 from tests import testing
 from tpu_graphs import errors
+from tpu_graphs import feature_choices
 from tpu_graphs import module as module_lib
 from tpu_graphs import npz
 from tpu_graphs import statistics
@@ -92,7 +93,8 @@ def test_another_process_gives_equal_scores(case):
                            check=False)
   assert process.returncode == 0, process.stderr
   expected = scoring.score_module(scoring.make_scorer(case.model, case.options.kind), npz.load(case.input))
-  np.testing.assert_array_equal(np.frombuffer(bytes.fromhex(process.stdout.strip()), np.float32), expected.score)
+  found = np.frombuffer(bytes.fromhex(process.stdout.strip()), np.float32)
+  np.testing.assert_array_equal(found, expected.score[expected.order])
 
 
 def test_only_the_last_saved_weights_are_kept(case, tmp_path):
@@ -233,6 +235,31 @@ def test_config_of_fewer_layers_is_refused(damaged):
   content['model']['parts']['layers'] = 0
   path.write_text(json.dumps(content))
   assert _refusal(damaged).reason == 'damaged checkpoint'
+
+
+def test_run_of_an_earlier_version_knows_the_published_form(damaged):
+  path = damaged / runs.CONFIG_NAME
+  content = json.loads(path.read_text())
+  assert content.pop('feature_choices') == {'layout_padding': 0, 'extra_features': []}
+  path.write_text(json.dumps(content))
+  assert runs.load(str(damaged)).choices == feature_choices.PUBLISHED
+
+
+@pytest.mark.parametrize('change', [
+    5, [], {'layout_padding': 3}, {'extra_features': [{'name': 'a'}]}, {'extra_features': 'a'},
+    {'extra_features': [{'name': 'a', 'columns': 'b', 'source': 'c:d'}]}])
+def test_damaged_choices_are_named(damaged, change):
+  path = damaged / runs.CONFIG_NAME
+  path.write_text(json.dumps({**json.loads(path.read_text()), 'feature_choices': change}))
+  assert _refusal(damaged).path == str(path)
+
+
+def test_choices_that_the_model_does_not_have_are_refused(damaged):
+  path = damaged / runs.CONFIG_NAME
+  choices = {'extra_features': [{'name': 'a', 'columns': ['b'], 'source': 'c:d'}]}
+  path.write_text(json.dumps({**json.loads(path.read_text()), 'feature_choices': choices}))
+  error = _refusal(damaged)
+  assert (error.reason, error.path) == ('damaged statistics', str(damaged / runs.STATISTICS_NAME))
 
 
 @pytest.mark.parametrize('name', [runs.CONFIG_NAME, runs.STATISTICS_NAME])

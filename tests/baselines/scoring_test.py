@@ -1,5 +1,7 @@
 """Tests of baselines.scoring: every config of every module is scored once, whatever the records and batches are."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,23 +13,12 @@ from tests import testing
 from tpu_graphs import datasets
 from tpu_graphs import errors
 from tpu_graphs import metrics
-from tpu_graphs import module as module_lib
 from tpu_graphs import npz
 from tpu_graphs import records
 from tpu_graphs import statistics
 
 _PARTS = parts.PartOptions(hidden=4, layers=1, opcode_embedding=3)
-
-
-def _arrays(kind, n, c, seed, **over):
-  if kind == 'tile':
-    return testing.tile_arrays(n=n, c=c, seed=seed, **over)
-  return testing.layout_arrays(n=n, c=c, nc=1, seed=seed, **over)
-
-
-@pytest.fixture(scope='session', params=module_lib.KINDS)
-def kind(request):
-  return request.param
+_arrays = functools.partial(testing.arrays, nc=1)
 
 
 @pytest.fixture(scope='session')

@@ -19,7 +19,6 @@ from tpu_graphs import cli
 from tpu_graphs import datasets
 from tpu_graphs import errors
 from tpu_graphs import metrics
-from tpu_graphs import module as module_lib
 
 _PARTS = parts.PartOptions(hidden=8, layers=1, opcode_embedding=4)
 # Adding a constant to all scores changes no loss by order, so that Adam makes random steps for the last bias out of
@@ -50,11 +49,6 @@ def _options(**over):
 
 def _model(kind):
   return models.ModelOptions(models.DEFAULT_MODEL[kind], kind, _PARTS)
-
-
-@pytest.fixture(scope='session', params=module_lib.KINDS)
-def kind(request):
-  return request.param
 
 
 @pytest.fixture(scope='session')

@@ -72,11 +72,12 @@ def test_good(folder, capfd):
 
 def test_flags_reach_the_options(folder):
   code = convert.main(command('--overwrite', split='valid', num_shards=3, max_configs_per_record=4, seed=9,
-                              max_record_bytes=1_000_000, on_error='skip', input='in,bad/*'))
+                              max_record_bytes=1_000_000, on_error='skip', input='in,bad/*', hlo_stage='before'))
   assert code == 0
   manifest = json.loads((folder / 'o/manifest.json').read_text())
   assert manifest['options'] == {'split': 'valid', 'num_shards': 3, 'on_error': 'skip', 'max_configs_per_record': 4,
-                                 'max_record_bytes': 1_000_000, 'seed': 9}
+                                 'max_record_bytes': 1_000_000, 'seed': 9, 'hlo_stage': 'before', 'layout_padding': 0,
+                                 'extra_features': []}
   assert manifest['splits']['valid']['records'] == 6
   assert sum(manifest['rejected_inputs'].values()) == 4
 

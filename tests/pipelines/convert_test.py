@@ -258,7 +258,8 @@ def test_manifest_tells_the_truth(tiles, converted):
   assert manifest.source['files'] == 40
   assert manifest.source['bytes'] == sum(path.stat().st_size for path in tiles.iterdir())
   assert manifest.options == {'split': None, 'num_shards': 3, 'on_error': 'fail', 'max_configs_per_record': 2,
-                              'max_record_bytes': 128 << 20, 'seed': 0}
+                              'max_record_bytes': 128 << 20, 'seed': 0, 'hlo_stage': 'after', 'layout_padding': 0,
+                              'extra_features': []}
 
 
 @pytest.mark.slow
@@ -807,7 +808,7 @@ for loaded in (pickle.loads(standard), pickler.loads(beams)):
   (shard,) = write.process((key, [same]))
   source = [output.value for output in outputs if getattr(output, 'tag', None) == 'source'][0]
   parts = [output.value for output in outputs if getattr(output, 'tag', None) == 'statistics']
-  (manifest,) = publish.process(None, [shard], [], [], source, [(key, part) for key, (_, part) in parts])
+  (manifest,) = publish.process(None, [shard], [], [], source, [], [(key, part) for key, (_, part) in parts])
 assert 'absl.flags' not in sys.modules or not sys.modules['absl.flags'].FLAGS.is_parsed()
 print(manifest.dumps())
 """

@@ -33,8 +33,8 @@ def define(flag_values):
   flags.mark_flag_as_required('output', flag_values=flag_values)
 
 
-def run(*args, job=lambda flag_values, rest: None, define_flags=define, passthrough=False):
-  return cli.run(define_flags, job, ['prog', *args], description='Does a thing.', passthrough=passthrough)
+def run(*args, job=lambda flag_values, rest: None, define_flags=define, **options):
+  return cli.run(define_flags, job, ['prog', *args], description='Does a thing.', **options)
 
 
 def never(flag_values, rest):
@@ -66,6 +66,37 @@ def test_passthrough_splits_at_the_first_bare_dashes(args, rest):
   seen = []
   assert run(*args, passthrough=True, job=lambda f, rest: seen.append((f.output, rest))) == 0
   assert seen == [('x', rest)]
+
+
+@pytest.mark.parametrize(('args', 'positional'), [
+    (['a.npz', '--output=x'], ['a.npz']),
+    (['b', '--output=x', 'a', '--overwrite', 'b'], ['b', 'a', 'b']),
+    (['--output', 'x', '--', '--a.npz', '-h.npz'], ['--a.npz', '-h.npz']),
+    (['--output=x', 'ü "b".npz', ''], ['ü "b".npz', ''])])
+def test_positional_arguments_may_stand_anywhere(args, positional):
+  seen = []
+  assert run(*args, positional='FILE', job=lambda f, rest: seen.append((f.output, rest))) == 0
+  assert seen == [('x', positional)]
+
+
+@pytest.mark.parametrize(('args', 'message'), [
+    (['--output=x'], 'no FILE given; --help tells the usage'),
+    (['--output=x', '--'], 'no FILE given; --help tells the usage'),
+    (['a.npz', '--output=x', '--num_shard=3'],
+     'unknown flag --num_shard (did you mean --num_shards?); --help lists the flags')])
+def test_usage_errors_with_positional_arguments(args, message, capsys):
+  assert run(*args, positional='FILE', job=never) == 2
+  assert capsys.readouterr() == ('', f'error: {message}\n')
+
+
+def test_help_names_positional_arguments(capsys):
+  assert run('-h', positional='FILE', job=never) == 0
+  assert capsys.readouterr().out.splitlines()[0] == 'usage: prog [flags] FILE...'
+
+
+def test_fail_tells_one_line(capsys):
+  assert cli.fail(7, 'ü\n  x') == 7
+  assert capsys.readouterr() == ('', 'error: ü   x\n')
 
 
 STRAY = "; flags are written --name=value, and patterns such as '*.npz' in quotes"
@@ -209,7 +240,7 @@ def test_main_hands_arguments_over(monkeypatch):
 
 
 @pytest.mark.parametrize(('args', 'message'), [
-    ([], 'no command; expected one of convert, sample, train, evaluate, rank'),
+    ([], f'no command; expected one of {", ".join(cli.COMMANDS)}'),
     (['trian', '--data=x'], 'unknown command trian (did you mean train?); `tpu-graphs --help` lists the commands'),
     (['--data=x'], 'unknown command --data=x; `tpu-graphs --help` lists the commands'),
     ([''], 'unknown command ; `tpu-graphs --help` lists the commands')])

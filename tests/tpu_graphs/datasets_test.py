@@ -23,9 +23,7 @@ _FILLERS = {'config_id': -1, 'config_runtime': -1, 'config_runtime_normalizer': 
 
 
 def _arrays(kind, n, c, seed, **over):
-  if kind == 'tile':
-    return testing.tile_arrays(n=n, c=c, seed=seed, **over)
-  return testing.layout_arrays(n=n, c=c, nc=min(n, 2), seed=seed, **over)
+  return testing.arrays(kind, n=n, c=c, seed=seed, nc=min(n, 2), **over)
 
 
 def _sources(kind):
@@ -38,11 +36,6 @@ def _sources(kind):
   if kind == 'layout':
     sources['train/fixed'] = testing.layout_arrays(n=3, c=5, nc=0, seed=8)
   return sources
-
-
-@pytest.fixture(scope='session', params=module_lib.KINDS)
-def kind(request):
-  return request.param
 
 
 @pytest.fixture(scope='session')

@@ -11,6 +11,8 @@ from tpu_graphs import features
 from tpu_graphs import hlo
 from tpu_graphs.hlo import protos
 
+pytestmark = pytest.mark.usefixtures('each_implementation')
+
 _ONE_HOT = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 16, 15, 18, 13, 14, 17)
 
 

@@ -14,6 +14,8 @@ from tpu_graphs import hlo
 from tpu_graphs.hlo import protos
 from tests import testing
 
+pytestmark = pytest.mark.usefixtures('each_implementation')
+
 _LAYOUT = testing.GOLDEN / 'corner' / 'features.pb'
 _TILE = testing.GOLDEN / 'corner' / 'tile_sel.pb'
 
@@ -34,18 +36,32 @@ def test_empty_file(kind):
 
 
 def test_file_of_the_other_kind():
-  tile, layout = _TILE.read_bytes(), _LAYOUT.read_bytes()
-  program = protos.ModuleTuningData.FromString(layout).module
+  program = protos.ModuleTuningData.FromString(_LAYOUT.read_bytes()).module
+  for more in ({'fingerprint': 1}, {'config_index_to_node': [0]}, {'runs': [{'error': True}, {'error': True}]},
+               {'runs': [{'module_config': {}, 'error': True}]}):
+    error = _error(protos.ModuleTuningData(module=program, **more).SerializeToString(), 'tile')
+    assert (error.reason, error.found) == ('file of another kind', 'ModuleTuningData')
+    assert error.expected == 'TuningData or HloProto or HloModuleProto'
+    assert error.fix == 'it belongs to a layout collection or run'
+  error = _error(_TILE.read_bytes(), 'layout')
+  assert (error.reason, error.found) == ('file of another kind', 'TuningData')
+  assert error.expected == 'ModuleTuningData or HloProto or HloModuleProto'
+  assert error.fix == 'it belongs to a tile collection or run'
+
+
+def test_program_without_runs_is_of_any_kind():
+  program = protos.ModuleTuningData.FromString(_LAYOUT.read_bytes()).module
   buffers = protos.HloProto(hlo_module=program)
   buffers.buffer_assignment.buffer_allocations.add()
-  for data, kind, found, expected, fitting in [
-      (tile, 'layout', 'TuningData', 'ModuleTuningData or HloProto or HloModuleProto', 'tile'),
-      (layout, 'tile', 'ModuleTuningData', 'TuningData', 'layout'),
-      (program.SerializeToString(), 'tile', 'HloModuleProto', 'TuningData', 'layout'),
-      (buffers.SerializeToString(), 'tile', 'HloProto', 'TuningData', 'layout')]:
-    error = _error(data, kind)
-    assert (error.reason, error.found, error.expected) == ('file of another kind', found, expected)
-    assert error.fix == f'it belongs to a {fitting} collection or run'
+  for message, type_name in [(program, 'HloModuleProto'), (protos.HloProto(hlo_module=program), 'HloProto'),
+                             (buffers, 'HloProto')]:
+    for kind in ('tile', 'layout', None):
+      extraction = hlo.read(message.SerializeToString(), kind=kind)
+      [module] = extraction.modules
+      assert (extraction.type_name, module.kind) == (type_name, kind or 'layout')
+      assert (module.num_configs, module.default_config) == (0, None)
+      assert module.num_ops == sum(len(computation.instructions) for computation in program.computations)
+      assert protos.HloModuleProto.FromString(extraction.program(0)) == program
 
 
 @testing.needs_shared
@@ -57,8 +73,6 @@ def test_real_file_of_the_other_kind():
 
 @pytest.mark.parametrize('kind', ['tile', 'layout', None])
 @pytest.mark.parametrize(('data', 'found'), [
-    (b'HloModule jit_f, entry_computation_layout={()->f32[]}\n\nENTRY main {\n}\n', 'HLO text'),
-    (b'\n HloModule m', 'HLO text'),
     (b'PK\x03\x04' + bytes(100), 'a zip or npz archive'),
     (b'\x1f\x8b\x08\x00', 'gzip data'),
     (b'<!DOCTYPE html><html>404</html>', 'HTML or XML'),
@@ -71,7 +85,6 @@ def test_real_file_of_the_other_kind():
 def test_other_formats(data, found, kind):
   error = _error(data, kind)
   assert (error.reason, error.found) == ('not a protobuf', found)
-  assert ('hlo_serialized' in (error.fix or '')) == (found == 'HLO text')
 
 
 @pytest.mark.parametrize('kind', ['tile', 'layout', None])

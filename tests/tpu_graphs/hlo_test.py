@@ -13,6 +13,8 @@ from tpu_graphs import hlo
 from tpu_graphs.hlo import protos
 from tests import testing
 
+pytestmark = pytest.mark.usefixtures('each_implementation')
+
 _ARRAYS = ('node_opcode', 'node_feat', 'edge_index', 'node_splits', 'node_config_ids', 'node_config_feat',
            'config_feat', 'config_runtime', 'config_runtime_normalizers')
 _MODULES = sorted(path.stem for path in (testing.GOLDEN / 'modules').glob('*.npz'))

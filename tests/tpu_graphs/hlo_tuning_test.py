@@ -7,6 +7,8 @@ from tpu_graphs import errors
 from tpu_graphs import hlo
 from tpu_graphs.hlo import protos
 
+pytestmark = pytest.mark.usefixtures('each_implementation')
+
 _HLO = {'name': 'k', 'computations': [{'id': 1, 'root_id': 1, 'instructions': [{'id': 1, 'opcode': 'add'}]}]}
 
 
@@ -161,3 +163,40 @@ def test_layout_config_op_that_does_not_exist(node):
 def test_layout_dimensions_at_the_ends_of_int8():
   module = _layout(_layout_run(nodes=(((-128, 127),),), is_default=True))
   assert module.node_config_feat[0, 0, :2].tolist() == [-128, 127]
+
+
+def test_module_that_is_too_large_is_refused_before_it_is_read():
+  data = protos.ModuleTuningData(module=_HLO, runs=[_layout_run(is_default=True)], config_index_to_node=[0])
+  size = 561 + 18
+  hlo.read(data.SerializeToString(), max_array_bytes=size)
+  with pytest.raises(errors.InputError, match='module too large') as caught:
+    hlo.read(data.SerializeToString(), name='f.pb', max_array_bytes=size - 1)
+  assert (caught.value.path, caught.value.where) == ('f.pb', "module 'k'")
+  assert caught.value.found == '1 ops and 1 configs, arrays of 579 bytes'
+
+
+def test_default_config_is_that_of_the_first_kept_default_run():
+  tile = [_tile_run(7, is_default=True, error=True), _tile_run(9), _tile_run(8, is_default=True),
+          _tile_run(6, is_default=True)]
+  [module] = _tile({'module': _HLO, 'runs': tile}).modules
+  assert module.default_config == 2
+  assert _layout(_layout_run(5), _layout_run(6, is_default=True)).default_config == 1
+  assert _layout(_layout_run(5), _layout_run(1, is_default=True)).default_config is None
+
+
+def test_unknown_opcodes_are_counted_and_named_once(caplog):
+  instructions = [{'id': i, 'opcode': opcode} for i, opcode in enumerate(['add', 'topk', 'erf', 'topk', ''])]
+  module = protos.HloModuleProto(name='m', computations=[{'id': 1, 'instructions': instructions}])
+  [result] = hlo.from_bytes(module.SerializeToString(), name='f.pb')
+  assert result.unknown_opcodes == {'topk': 2, 'erf': 1, '': 1}
+  assert result.node_opcode.tolist() == [2, 0, 0, 0, 0]
+  [record] = caplog.records
+  assert 'f.pb: ops of unknown opcodes, read as opcode 0: 1 (), 1 (erf), 2 (topk)' in record.getMessage()
+
+
+def test_program_of_each_module_is_in_the_order_of_the_modules():
+  runs = [_tile_run(is_default=True), _tile_run()]
+  modules = [{'module': _HLO | {'name': name}, 'runs': runs[:size]} for name, size in (('a', 2), ('b', 1), ('c', 2))]
+  extraction = _tile(*modules)
+  names = [protos.HloModuleProto.FromString(extraction.program(i)).name for i in range(2)]
+  assert names == ['a', 'c'] == [module.module_id[0] for module in extraction.modules]

@@ -1,31 +1,35 @@
 """Tests of tpu_graphs.manifest: sums of shards, and a manifest that is not what it should be."""
 
+import dataclasses
 import json
 
 import pytest
 
 from tpu_graphs import errors
+from tpu_graphs import feature_choices
 from tpu_graphs import manifest
 
 _SHARDS = (
     manifest.Shard(name='train/part-00001-of-00002.tfrecord', records=3, modules=1, measured=0, configs=40, bytes=1000,
                    crc32c='0000abcd', max_sizes={'ops': 9, 'configs': 30}, total_sizes={'ops': 20, 'configs': 40}),
     manifest.Shard(name='train/part-00000-of-00002.tfrecord', records=2, modules=2, measured=2, configs=50, bytes=500,
-                   crc32c='12345678', max_sizes={'ops': 12, 'configs': 25}, total_sizes={'ops': 24, 'configs': 50}))
+                   crc32c='12345678', max_sizes={'ops': 12, 'configs': 25}, total_sizes={'ops': 24, 'configs': 50},
+                   without_configs=1))
 
 
 def _manifest():
   return manifest.Manifest(
       collection='tile:xla', kind='tile', options={'seed': 0, 'split': None},
       splits={'train': manifest.Split.of(_SHARDS)}, rejected_inputs={'empty file': 1}, skipped_modules={},
-      dropped_runs={'time < 2 ns': 7}, source={'files': 3, 'bytes': 9, 'fingerprint': 'é'})
+      dropped_runs={'time < 2 ns': 7}, source={'files': 3, 'bytes': 9, 'fingerprint': 'é'},
+      unknown_opcodes={'topk': 12, '': 3})
 
 
 def test_split_sums_its_shards():
   split = manifest.Split.of(iter(_SHARDS))
   assert split == manifest.Split(
       records=5, modules=3, measured=2, configs=90, bytes=1500, max_sizes={'ops': 12, 'configs': 30},
-      total_sizes={'ops': 44, 'configs': 90}, shards=(_SHARDS[1], _SHARDS[0]))
+      total_sizes={'ops': 44, 'configs': 90}, shards=(_SHARDS[1], _SHARDS[0]), without_configs=1)
 
 
 def test_round_trip():
@@ -46,6 +50,44 @@ def test_other_version():
     manifest.loads(text, path='d/manifest.json')
   assert (caught.value.path, caught.value.where, caught.value.found, caught.value.expected) == (
       'd/manifest.json', 'format_version', '2', '1')
+
+
+_EARLIER = {'unknown_opcodes', 'without_configs', 'layout_padding', 'extra_features'}  # What the first version lacks.
+
+
+def _strip(content):
+  if isinstance(content, dict):
+    return {name: _strip(value) for name, value in content.items() if name not in _EARLIER}
+  return [_strip(value) for value in content] if isinstance(content, list) else content
+
+
+def test_manifest_of_the_first_version():
+  text = json.dumps(_strip(json.loads(_manifest().dumps())))
+  assert not any(name in text for name in _EARLIER)
+  read = manifest.loads(text, path='p')
+  assert read.choices == feature_choices.PUBLISHED
+  assert read.unknown_opcodes == {}
+  assert read.splits['train'].without_configs == 0
+  assert read.splits['train'].records == 5
+
+
+def test_choices():
+  choices = feature_choices.FeatureChoices(-1, (feature_choices.NodeFeatures(
+      name='é', columns=('a', 'b'), source='no_such_package.x:f'),))
+  text = dataclasses.replace(_manifest(), options={'seed': 0, **choices.to_json()}).dumps()
+  assert manifest.loads(text, path='p').choices == choices
+
+
+@pytest.mark.parametrize('options', [
+    {'layout_padding': 3}, {'layout_padding': None}, {'extra_features': 5}, {'extra_features': [{}]}, None, [],
+    {'extra_features': [{'name': '', 'columns': ['a'], 'source': 'a:b'}]},
+    {'extra_features': [{'name': 'a', 'columns': 'a', 'source': 'a:b'}]},
+    {'extra_features': [{'name': 'a', 'columns': ['a'], 'source': None}]}])
+def test_damaged_choices(options):
+  content = {**json.loads(_manifest().dumps()), 'options': options}
+  with pytest.raises(errors.InputError) as caught:
+    manifest.loads(json.dumps(content), path='d/manifest.json')
+  assert caught.value.path == 'd/manifest.json'
 
 
 def _without(name):

@@ -1,6 +1,7 @@
 """Tests of tpu_graphs.module: a `Module` that exists is well formed, and what it tells of itself."""
 
 import dataclasses
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ def test_dtypes_and_sizes():
   assert (tile.num_ops, tile.num_edges, tile.num_configs, tile.num_config_ops) == (4, 3, 6, 0)
   assert (layout.num_ops, layout.num_edges, layout.num_configs, layout.num_config_ops) == (4, 3, 6, 2)
   dtypes = {'node_opcode': 'u1', 'node_feat': 'f4', 'edge_index': 'i8', 'node_splits': 'i8', 'computation': 'i8',
-            'config_runtime': 'i8', 'config_id': 'i8'}
+            'config_runtime': 'i8', 'config_id': 'i8', 'extra_feat': 'f4'}
   own = {'tile': {'config_feat': 'f4', 'config_runtime_normalizers': 'i8'},
          'layout': {'node_config_ids': 'i8', 'node_config_feat': 'i1'}}
   for module in (tile, layout):
@@ -65,6 +66,10 @@ def test_dtypes_and_sizes():
     ({'node_splits': np.array([], int)}, 'node_splits', 'not a list of splits', '[]'),
     ({'node_splits': np.array([0, 5])}, 'node_splits[1]', 'value out of range', '5'),
     ({'computation': np.array([0, 0, 0])}, 'computation', 'wrong shape', '[3]'),
+    ({'extra_feat': np.zeros((3, 2))}, 'extra_feat', 'wrong shape', '[3, 2]'),
+    ({'extra_feat': np.zeros(4)}, 'extra_feat', 'wrong shape', '[4]'),
+    ({'extra_feat': np.zeros((4, 2), int)}, 'extra_feat', 'wrong dtype', 'int64'),
+    ({'default_config': 6}, 'default_config', 'no such config', '6'),
     ({'config_id': np.array([0, 1, 2, 3, 4, 0])}, 'config_id', 'repeated value', None),
     ({'config_id': np.arange(6) - 1}, 'config_id[0]', 'value out of range', '-1'),
     ({'config_id': np.arange(5)}, 'config_id', 'wrong shape', '[5]'),
@@ -85,13 +90,30 @@ def test_malformed(over, where, reason, found):
 
 
 @pytest.mark.parametrize(('value', 'found'), [(np.nan, 'nan'), (np.inf, 'inf'), (-np.inf, '-inf'), (1e39, '1e+39')])
-@pytest.mark.parametrize('name', ['node_feat', 'config_feat'])
+@pytest.mark.parametrize('name', ['node_feat', 'config_feat', 'extra_feat'])
 def test_not_finite(name, value, found):
-  array = getattr(_module(), name).astype(np.float64)
+  array = getattr(_module(extra_feat=np.ones((4, 8))), name).astype(np.float64)
   array[2, 7] = value
   with pytest.raises(errors.InputError, match='value not finite') as caught:
     _module(**{name: array})
   assert (caught.value.where, caught.value.found) == (f'{name}[2, 7]', found)
+
+
+def test_check_makes_no_array_of_the_size_of_the_features():
+  arrays = testing.tile_arrays(n=5000)
+  tracemalloc.start()
+  try:
+    _module(**{**arrays, 'node_splits': np.array([0, 5000])})
+    _, peak = tracemalloc.get_traced_memory()
+  finally:
+    tracemalloc.stop()
+  assert peak < arrays['node_feat'].nbytes / 8  # A bool per feature would be a quarter.
+
+
+def test_what_few_sources_tell_has_defaults():
+  module = _module()
+  assert (module.num_extra, module.extra_feat.shape) == (0, (4, 0))
+  assert (module.unknown_opcodes, module.default_config) == ({}, None)
 
 
 def test_no_ops_allow_no_edges():
@@ -166,7 +188,8 @@ def test_fingerprint_differs_on_an_opcode():
 @pytest.mark.parametrize('kind', ['tile', 'layout'])
 @pytest.mark.parametrize('indices', [[5, 0, 3], [2], [], [0, 1, 2, 3, 4, 5]])
 def test_select_configs(kind, indices):
-  module = _module(kind, config_id=np.arange(6) * 10, dropped_runs={'failed': 3})
+  module = _module(kind, config_id=np.arange(6) * 10, dropped_runs={'failed': 3}, unknown_opcodes={'é': 2},
+                   default_config=20, extra_feat=np.ones((4, 3), np.float32))
   indices = np.array(indices, np.int64)
   selected = module.select_configs(indices)
   for name in ('config_runtime', 'config_id', 'config_feat', 'config_runtime_normalizers', 'node_config_feat'):
@@ -175,6 +198,9 @@ def test_select_configs(kind, indices):
       assert getattr(selected, name) is None
     else:
       np.testing.assert_array_equal(getattr(selected, name), array[indices])
-  for name in ('node_opcode', 'node_feat', 'edge_index', 'node_splits', 'computation', 'node_config_ids'):
+  for name in ('node_opcode', 'node_feat', 'edge_index', 'node_splits', 'computation', 'node_config_ids',
+               'extra_feat'):
     np.testing.assert_array_equal(getattr(selected, name), getattr(module, name))
-  assert (selected.module_id, selected.dropped_runs) == (module.module_id, module.dropped_runs)
+  for name in ('module_id', 'dropped_runs', 'unknown_opcodes'):
+    assert getattr(selected, name) == getattr(module, name)
+  assert selected.default_config == (20 if 2 in indices else None)

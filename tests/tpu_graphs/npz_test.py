@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tpu_graphs import errors
+from tpu_graphs import feature_choices
 from tpu_graphs import module as module_lib
 from tpu_graphs import npz
 from tests import testing
@@ -99,7 +100,7 @@ def _modules(draw):
   times = st.integers(module_lib.MIN_RUNTIME_NS, 2**63 - 1)
   fields = {
       'node_opcode': draw(hnp.arrays(np.uint8, n, elements=st.integers(0, 120))),
-      'node_feat': draw(hnp.arrays(np.float32, (n, 140), **floats)),
+      'node_feat': feature_choices.unpad_layouts(draw(hnp.arrays(np.float32, (n, 140), **floats))),
       'edge_index': np.array(edges, np.int64).reshape(-1, 2),
       'node_splits': np.array([0, *sorted(draw(st.lists(st.integers(0, n), max_size=3))), n]),
       'computation': draw(st.none() | hnp.arrays(np.int64, n, elements=st.integers(0, 2**40))),

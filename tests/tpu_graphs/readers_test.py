@@ -70,8 +70,70 @@ def test_other_kind():
   assert (caught.value.path, caught.value.found, caught.value.expected) == ('m.npz', 'a tile file', 'a layout file')
 
 
-def test_missing_file_and_directory(tmp_path):
-  for path in (tmp_path, tmp_path / 'none.npz', tmp_path / 'none.pb'):
+def test_missing_file(tmp_path):
+  for path in (tmp_path / 'none.npz', tmp_path / 'none.pb', tmp_path / 'none' / 'none'):
     with pytest.raises(errors.InputError, match='cannot read file') as caught:
       readers.from_file(path)
     assert caught.value.path == str(path)
+
+
+_TEXT = """HloModule m
+
+ENTRY e {
+  a = f32[2] parameter(0)
+  ROOT b = f32[2] negate(a)
+}
+"""
+
+
+@pytest.mark.parametrize('name', ['m.txt', 'm.hlo', 'm', 'm.pb', 'module_0007.m.after_optimizations.hlo.pb'])
+def test_text(name, tmp_path):
+  pytest.importorskip('jaxlib')
+  (tmp_path / name).write_text(_TEXT)
+  extraction = readers.from_file(tmp_path / name)
+  [module] = extraction.modules
+  assert (module.kind, module.num_ops, extraction.type_name) == ('layout', 2, 'HLO text')
+  [of_dump] = readers.from_bytes(_TEXT.encode(), path='d/module_0007.m.after_optimizations.txt', kind='tile').modules
+  assert (of_dump.module_id, of_dump.kind) == (f'{module.module_id}.0007', 'tile')
+
+
+def test_folder_of_a_dump(tmp_path):
+  pytest.importorskip('jaxlib')
+  program = (testing.GOLDEN / 'corner' / 'graph.pb').read_bytes()
+  (tmp_path / 'module_0001.g.before_optimizations.hlo.pb').write_bytes(program)
+  for number in (2, 3):
+    (tmp_path / f'module_000{number}.m.cpu_after_optimizations.txt').write_text(_TEXT)
+  (tmp_path / 'module_0001.g.cpu_after_optimizations-buffer-assignment.txt').write_text('BufferAssignment:')
+  (tmp_path / 'm.npz').write_bytes(_npz_bytes())
+  [graph] = hlo.from_bytes(program)
+  expected = {'before': [graph.num_ops], 'after': [2, 2], 'all': [graph.num_ops, 2, 2]}
+  for stage, sizes in expected.items():
+    extraction = readers.from_file(tmp_path, stage=stage)
+    assert [module.num_ops for module in extraction.modules] == sizes
+    assert len({module.module_id for module in extraction.modules}) == len(sizes)
+    assert extraction.program(0)
+    assert (extraction.type_name, extraction.skipped) == ('XLA dump', {})
+  assert [module.num_ops for module in readers.from_file(str(tmp_path)).modules] == [2, 2]
+
+
+def test_skipped_modules_of_a_dump_are_counted(tmp_path):
+  data = (testing.GOLDEN / 'corner' / 'tile_sel.pb').read_bytes()
+  for number in (1, 2):
+    (tmp_path / f'module_000{number}.m.after_optimizations.hlo.pb').write_bytes(data)
+  [one, both] = (readers.from_file(path, kind='tile') for path in (next(tmp_path.iterdir()), tmp_path))
+  assert one.skipped
+  assert both.skipped == {reason: 2 * count for reason, count in one.skipped.items()}
+  assert len(both.modules) == 2 * len(one.modules)
+
+
+@pytest.mark.parametrize('stage', ['after', 'all'])
+def test_folder_that_cannot_be_read(tmp_path, stage):
+  (tmp_path / 'm.npz').write_bytes(_npz_bytes())
+  with pytest.raises(errors.InputError, match='folder without programs') as caught:
+    readers.from_file(tmp_path, stage=stage)
+  assert caught.value.path == str(tmp_path)
+  bad = tmp_path / 'module_0001.m.before_optimizations.hlo.pb'
+  bad.touch()
+  with pytest.raises(errors.InputError, match=r'without programs of the stage|empty file') as caught:
+    readers.from_file(tmp_path, stage=stage)
+  assert caught.value.path == str(tmp_path if stage == 'after' else bad)

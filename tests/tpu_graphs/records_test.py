@@ -60,8 +60,11 @@ def _graph_tensor(module):
   else:
     context['node_config_feat'] = tf.constant([module.node_config_feat.tobytes()])
   context |= {name: tf.RaggedTensor.from_row_lengths(array, np.array([c])) for name, array in ragged.items()}
-  op = tfgnn.NodeSet.from_fields(sizes=[n], features={
-      'opcode': module.node_opcode.astype(np.int64), 'feat': module.node_feat, 'computation': module.computation})
+  op_features = {'opcode': module.node_opcode.astype(np.int64), 'feat': module.node_feat,
+                 'computation': module.computation}
+  if module.num_extra:
+    op_features['extra_feat'] = module.extra_feat
+  op = tfgnn.NodeSet.from_fields(sizes=[n], features=op_features)
   node_sets, edges = {'op': op}, {'operand': ('op', 'op', module.edge_index[:, 1], module.edge_index[:, 0])}
   if module.kind == 'layout':
     node_sets['config_op'] = tfgnn.NodeSet.from_fields(sizes=[module.num_config_ops], features={})
@@ -88,6 +91,19 @@ def test_record_is_what_tfgnn_writes(mk, over):
   assert (record.module_id, record.part, record.measured) == ('é', 0, module.is_measured)
   assert record.sizes == {'ops': module.num_ops, 'edges': module.num_edges, 'config_ops': module.num_config_ops,
                           'configs': module.num_configs}
+
+
+@pytest.mark.parametrize('n', [0, 1, 4])
+@pytest.mark.parametrize(('mk', 'num_extra'), [(_T, 1), (_L, 3)])
+def test_extra_features(mk, num_extra, n):
+  own = {'nc': 0} if mk is _L else {}
+  extra_feat = np.arange(n * num_extra, dtype=np.float32).reshape(n, num_extra) - 2
+  module = dataclasses.replace(_module(mk, n=n, **own), extra_feat=extra_feat)
+  expected = _graph_tensor(module)
+  tfgnn.check_compatible_with_schema_pb(expected, schema.graph_schema(module.kind, num_extra=num_extra))
+  [record] = records.encode(module)
+  assert _example(record.data) == tfgnn.write_example(expected)
+  np.testing.assert_array_equal(records.to_graph_tensor(module).node_sets['op']['extra_feat'], extra_feat)
 
 
 @_cases()

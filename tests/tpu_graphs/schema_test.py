@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+from google.protobuf import text_format
 import pytest
 import tensorflow as tf
 import tensorflow_gnn as tfgnn
@@ -54,6 +55,22 @@ def test_spec_is_of_one_record(kind):
   spec = schema.graph_spec(kind)
   assert spec.rank == 0
   assert set(spec.context_spec.features_spec) == set(_CONTEXT[kind])
+
+
+@pytest.mark.parametrize('num_extra', [1, 7])
+@pytest.mark.parametrize('kind', ['tile', 'layout'])
+def test_extra_features_are_one_more_feature_of_ops(kind, num_extra):
+  proto, base = schema.graph_schema(kind, num_extra=num_extra), schema.graph_schema(kind)
+  assert _features(proto.node_sets['op']) == {**_OP, 'extra_feat': (tf.float32, [num_extra])}
+  assert text_format.Parse(schema.text(kind, num_extra=num_extra), tfgnn.GraphSchema()) == proto
+  del proto.node_sets['op'].features['extra_feat']
+  assert proto == base
+  assert schema.graph_spec(kind, num_extra=num_extra).node_sets_spec['op']['extra_feat'].shape == [None, num_extra]
+
+
+@pytest.mark.parametrize('kind', ['tile', 'layout'])
+def test_no_extra_features(kind):
+  assert schema.text(kind, num_extra=0) == schema.text(kind)
 
 
 @pytest.mark.parametrize('function', [schema.text, schema.path, schema.graph_schema, schema.graph_spec])

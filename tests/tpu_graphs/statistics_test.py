@@ -1,5 +1,6 @@
 """Tests of tpu_graphs.statistics: plain float64 NumPy on all rows at once is the oracle."""
 
+import dataclasses
 import functools
 import json
 
@@ -173,6 +174,28 @@ def test_no_configs_are_all_constant_and_finite(kind, feature, size):
 
 def test_no_train_modules():
   assert statistics.parse(statistics.Statistics({}, {}).to_json()) == {}
+
+
+def test_extra_features():
+  extra_feat = np.array([[1, 7, -1e30], [3, 7, 0], [3, 7, 5], [5, 7, 1e30]], np.float32)
+  parts = [statistics.Statistics.of(dataclasses.replace(_module('tile', seed), extra_feat=extra_feat + shift))
+           for seed, shift in ((0, 0), (1, np.float32([2, 0, 0])))]
+  content = json.loads(json.dumps(statistics.merge_all(parts).to_json(), allow_nan=False))
+  columns = statistics.parse(content, num_extra=3)['extra_feat']
+  both = np.concatenate([extra_feat, extra_feat + np.float32([2, 0, 0])]).astype(np.float64)
+  log = np.sign(both) * np.log1p(np.abs(both))
+  assert columns.count == 8
+  np.testing.assert_allclose(columns.log_mean, log.mean(axis=0), atol=1e-12)
+  np.testing.assert_allclose(columns.log_std, log.std(axis=0), atol=1e-12)
+  assert columns.constant.tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize(('found', 'expected'), [(3, 0), (0, 3), (3, 2)])
+def test_other_number_of_extra_features(found, expected):
+  module = dataclasses.replace(_module('tile', 0), extra_feat=np.zeros((4, found), np.float32))
+  with pytest.raises(errors.InputError, match='damaged statistics'):
+    statistics.parse(statistics.Statistics.of(module).to_json(), num_extra=expected)
+  assert statistics.parse(statistics.Statistics({}, {}).to_json(), num_extra=expected) == {}
 
 
 @pytest.mark.parametrize('content', [{}, {'format_version': 2, 'features': {}}, {'format_version': '1'}])

@@ -1,4 +1,4 @@
-"""HLO protobuf files -> modules, without TensorFlow.
+"""HLO of any source -> modules; TensorFlow and JAX are imported only for functions of theirs.
 
 ```
 for module in hlo.from_file('op_tuning_data.pb', kind='tile'):
@@ -6,6 +6,11 @@ for module in hlo.from_file('op_tuning_data.pb', kind='tile'):
 ```
 """
 
+from tpu_graphs.hlo.implementations import implementation
+from tpu_graphs.hlo.sources import from_jax
+from tpu_graphs.hlo.sources import from_tf
+from tpu_graphs.hlo.sources import jax_to_proto
+from tpu_graphs.hlo.sources import tf_to_proto
 from tpu_graphs.hlo.tuning import Extraction
 from tpu_graphs.hlo.tuning import RUN_FAILED
 from tpu_graphs.hlo.tuning import RUN_TOO_SHORT
@@ -21,5 +26,6 @@ from tpu_graphs.hlo.tuning import read
 
 __all__ = [
     'RUN_FAILED', 'RUN_TOO_SHORT', 'RUN_WITHOUT_CONFIG', 'RUN_WITHOUT_DEFAULT', 'RUN_WITHOUT_PROFILE',
-    'SKIPPED_FEW_RUNS', 'SKIPPED_WITHOUT_HLO', 'SKIPPED_WITHOUT_TILES', 'Extraction', 'from_bytes', 'from_file', 'read',
+    'SKIPPED_FEW_RUNS', 'SKIPPED_WITHOUT_HLO', 'SKIPPED_WITHOUT_TILES', 'Extraction', 'from_bytes', 'from_file',
+    'from_jax', 'from_tf', 'implementation', 'jax_to_proto', 'read', 'tf_to_proto',
 ]

@@ -1,21 +1,21 @@
 """HLO module -> graph arrays, equal to the bit to those of the published TpuGraphs dataset.
 
 Each rule is that of the extractor in google-research-datasets/tpu_graphs, `process_data/xla`: `hlo_encoder.cc` and
-`featurizers.h`; where it ends the process, an `InputError` names the instruction. Values are first collected from the
+`featurizers.h`; where it ends the process, a rule is broken here. Values are first collected from the
 messages, field by field, and then laid out by NumPy, which is several times as fast as one row at a time.
 """
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
-import dataclasses
 import functools
 from typing import Any
 
 import numpy as np
 
-from tpu_graphs import errors
 from tpu_graphs import features
+from tpu_graphs.hlo import graph as graph_lib
 from tpu_graphs.hlo import protos
 from tpu_graphs.hlo import ragged
 
@@ -38,47 +38,34 @@ _CONVOLUTION_SPATIAL = {'input_spatial_dimensions': 'convolution_dim_numbers_inp
                         'kernel_spatial_dimensions': 'convolution_dim_numbers_kernel_spatial_dims_0'}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Graph:
-  """The graph of a module: the arrays of the same names of `tpu_graphs.module.Module`.
-
-  Attributes:
-    node_opcode: uint8 [N].
-    node_feat: float32 [N, 140].
-    edge_index: int64 [E, 2], rows (consumer, operand), sorted.
-    node_splits: int64 [S + 1] or [S]: the last entry, N, may be missing, `Module` appends it.
-    computation: int64 [N].
-  """
-
-  node_opcode: np.ndarray
-  node_feat: np.ndarray
-  edge_index: np.ndarray
-  node_splits: np.ndarray
-  computation: np.ndarray
+class Fault(Exception):
+  """A rule that is broken; its arguments are those of `graph.broken` but for the first."""
 
 
-def graph(module: Any) -> Graph:
+def graph(module: Any, layout_padding: int) -> graph_lib.Graph:
   """The graph of an `HloModuleProto`: one node per instruction of every computation, in the order of the message.
 
+  Args:
+    module: the message.
+    layout_padding: fills the unused places of layouts.
+
   Raises:
-    InputError: an instruction refers to itself, or to an instruction or computation that does not exist.
+    Fault: an instruction refers to itself, or to an instruction or computation that does not exist.
   """
   sizes = np.array([len(computation.instructions) for computation in module.computations], np.int64)
   instructions = [instruction for computation in module.computations for instruction in computation.instructions]
   opcodes = features.opcodes()
-  return Graph(
+  unknown = collections.Counter(
+      instruction.opcode for instruction in instructions if instruction.opcode not in opcodes)
+  return graph_lib.Graph.of(
       node_opcode=np.array([opcodes.get(instruction.opcode, features.UNKNOWN_OPCODE) for instruction in instructions],
                            np.uint8),
-      node_feat=_node_feat(module, instructions, sizes),
+      node_feat=_node_feat(module, instructions, sizes, layout_padding),
       edge_index=_edge_index(module, instructions),
-      node_splits=_node_splits(module, sizes),
-      computation=np.repeat(np.arange(sizes.size), sizes))
-
-
-def _node_splits(module: Any, sizes: np.ndarray) -> np.ndarray:
-  ends = [end for computation, end in zip(module.computations, np.cumsum(sizes).tolist(), strict=True)
-          if any(part in computation.name for part in _SEGMENT_NAMES)]
-  return np.array([0, *ends], np.int64)
+      computation_sizes=sizes,
+      ends_segment=np.array([any(part in computation.name for part in _SEGMENT_NAMES)
+                             for computation in module.computations], bool),
+      unknown_opcodes=dict(sorted(unknown.items())))
 
 
 def _edge_index(module: Any, instructions: list[Any]) -> np.ndarray:
@@ -88,15 +75,12 @@ def _edge_index(module: Any, instructions: list[Any]) -> np.ndarray:
 
   operands = ragged.Ragged.of([instruction.operand_ids for instruction in instructions])
   operand = _find(index_of_id, operands.values)
-  _check(operand >= 0, operands, module, instructions, 'unknown operand id',
-         expected='the id of an instruction of this module')
+  _check(operand >= 0, operands, graph_lib.Rule.UNKNOWN_OPERAND)
   called = ragged.Ragged.of([instruction.called_computation_ids for instruction in instructions])
   exists = np.fromiter((key in root_of_computation for key in called.values.tolist()), bool, called.values.size)
-  _check(exists, called, module, instructions, 'unknown computation id',
-         expected='the id of a computation of this module')
+  _check(exists, called, graph_lib.Rule.UNKNOWN_COMPUTATION)
   root = _find(index_of_id, np.array([root_of_computation[key] for key in called.values.tolist()], np.int64))
-  _check(root >= 0, called, module, instructions, 'called computation without root',
-         expected='a computation with the root_id of an instruction of this module')
+  _check(root >= 0, called, graph_lib.Rule.MISSING_ROOT)
 
   # An operand counts once per instruction, a called computation as often as it is called.
   n = max(len(instructions), 1)
@@ -107,9 +91,7 @@ def _edge_index(module: Any, instructions: list[Any]) -> np.ndarray:
   itself = np.flatnonzero(edges[:, 0] == edges[:, 1])
   if itself.size:
     index = int(caller[itself[0]])
-    raise errors.InputError('instruction that refers to itself', where=_where(module, instructions, index),
-                            found=f'id {instructions[index].id} among its operands or roots of called computations',
-                            expected='ids of other instructions')
+    raise Fault(graph_lib.Rule.SELF_REFERENCE, index, 0, instructions[index].id)
   return edges[np.lexsort((edges[:, 1], edges[:, 0]))]
 
 
@@ -118,20 +100,10 @@ def _find(index_of_id: dict[int, int], ids: np.ndarray) -> np.ndarray:
   return np.array([index_of_id.get(key, -1) for key in ids.tolist()], np.int64)
 
 
-def _check(good: np.ndarray, ids: ragged.Ragged, module: Any, instructions: list[Any], reason: str, *,
-           expected: str) -> None:
+def _check(good: np.ndarray, ids: ragged.Ragged, rule: graph_lib.Rule) -> None:
   if not good.all():
     bad = int(np.argmin(good))
-    raise errors.InputError(reason, where=_where(module, instructions, int(ids.row[bad])),
-                            found=f'id {ids.values[bad]}', expected=expected)
-
-
-def _where(module: Any, instructions: list[Any], index: int) -> str:
-  ends = np.cumsum([len(computation.instructions) for computation in module.computations])
-  computation = module.computations[int(np.searchsorted(ends, index, side='right'))]
-  instruction = instructions[index]
-  return (f'module {module.name!r}, computation {computation.name!r}, instruction {instruction.name!r} '
-          f'(index {index}, id {instruction.id})')
+    raise Fault(rule, int(ids.row[bad]), 0, int(ids.values[bad]))
 
 
 @functools.cache
@@ -139,7 +111,7 @@ def _columns() -> dict[str, int]:
   return {name: column for column, name in enumerate(features.node_feature_names())}
 
 
-def _node_feat(module: Any, instructions: list[Any], sizes: np.ndarray) -> np.ndarray:
+def _node_feat(module: Any, instructions: list[Any], sizes: np.ndarray, layout_padding: int) -> np.ndarray:
   """float32 [N, 140], columns named by `features.node_feature_names()`."""
   feat = np.zeros((len(instructions), features.NUM_NODE_FEATURES), np.float32)
   feat[:, [column for name, column in _columns().items() if name.endswith('_product')]] = 1  # The product of no values.
@@ -156,7 +128,7 @@ def _node_feat(module: Any, instructions: list[Any], sizes: np.ndarray) -> np.nd
   _put(feat, _ALL, 'shape_tuple_shapes_size',
        np.fromiter((len(shape.tuple_shapes) for shape in shapes), np.int64, len(shapes)))
   minor_to_major = ragged.Ragged.of([shape.layout.minor_to_major for shape in shapes])
-  _put(feat, _ALL, 'layout_minor_to_major_0', minor_to_major.first(6))
+  _put(feat, _ALL, 'layout_minor_to_major_0', minor_to_major.first(6, fill=layout_padding))
 
   # What follows is set on few ops: the others keep the zeros and ones from above.
   rows = _rows_with(instructions, 'window')

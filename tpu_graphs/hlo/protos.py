@@ -7,6 +7,7 @@ takes seconds, and it registers their names in the default descriptor pool. Thos
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from google.protobuf import descriptor_pb2
@@ -137,14 +138,28 @@ _MESSAGES = {
 }
 _ONEOF = {'ConfigProfile': ('config', ('op_config', 'module_config'))}
 
+# An HloModuleProto as to its dots. Apart from the rest: no graph depends on them, so a fault in them refuses no file.
+_DOT_MESSAGES = {
+    'DotModule': [_many(3, 'computations', 'DotComputation')],
+    'DotComputation': [_many(2, 'instructions', 'DotInstruction')],
+    'DotInstruction': [_one(30, 'dot_dimension_numbers', 'DotDimensionNumbers')],
+    'DotDimensionNumbers': [
+        _many(1, 'lhs_contracting_dimensions', 'int64'),
+        _many(2, 'rhs_contracting_dimensions', 'int64'),
+        _many(3, 'lhs_batch_dimensions', 'int64'),
+        _many(4, 'rhs_batch_dimensions', 'int64'),
+    ],
+}
 
-def _file() -> descriptor_pb2.FileDescriptorProto:
-  file = descriptor_pb2.FileDescriptorProto(name='tpu_graphs/hlo.proto', package=_PACKAGE, syntax='proto3')
-  for enum_name, values in _ENUMS.items():
+
+def _file(name: str, messages: Mapping[str, list[tuple[int, str, str, bool]]],
+          enums: Mapping[str, Mapping[int, str]]) -> descriptor_pb2.FileDescriptorProto:
+  file = descriptor_pb2.FileDescriptorProto(name=name, package=_PACKAGE, syntax='proto3')
+  for enum_name, values in enums.items():
     enum = file.enum_type.add(name=enum_name)
     for number, value_name in values.items():
       enum.value.add(name=value_name, number=number)
-  for message_name, fields in _MESSAGES.items():
+  for message_name, fields in messages.items():
     message = file.message_type.add(name=message_name)
     oneof, members = _ONEOF.get(message_name, (None, ()))
     if oneof:
@@ -163,7 +178,8 @@ def _file() -> descriptor_pb2.FileDescriptorProto:
 
 
 _POOL = descriptor_pool.DescriptorPool()
-_POOL.Add(_file())
+_POOL.Add(_file('tpu_graphs/hlo.proto', _MESSAGES, _ENUMS))
+_POOL.Add(_file('tpu_graphs/dot.proto', _DOT_MESSAGES, {}))
 
 
 def _message_class(name: str) -> Any:
@@ -174,3 +190,4 @@ TuningData = _message_class('TuningData')
 ModuleTuningData = _message_class('ModuleTuningData')
 HloProto = _message_class('HloProto')
 HloModuleProto = _message_class('HloModuleProto')
+DotModule = _message_class('DotModule')

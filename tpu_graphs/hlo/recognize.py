@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-from google.protobuf import message as protobuf_message
-
 from tpu_graphs import errors
-from tpu_graphs import features
-from tpu_graphs.hlo import protos
+from tpu_graphs.hlo import graph
+from tpu_graphs.hlo import implementations
 
 TUNING = 'TuningData'
 MODULE_TUNING = 'ModuleTuningData'
 HLO = 'HloProto'
 HLO_MODULE = 'HloModuleProto'
 
-_CLASSES = {TUNING: protos.TuningData, MODULE_TUNING: protos.ModuleTuningData, HLO: protos.HloProto,
-            HLO_MODULE: protos.HloModuleProto}
-# What a file of a kind may be, the most likely first; None is any kind.
+# What a file of a kind may be, the most likely first; None is any kind. A program without runs serves both.
 _TYPES_OF_KIND: dict[str | None, tuple[str, ...]] = {
-    'tile': (TUNING,),
+    'tile': (TUNING, HLO, HLO_MODULE),
     'layout': (MODULE_TUNING, HLO, HLO_MODULE),
     None: (MODULE_TUNING, TUNING, HLO, HLO_MODULE),
 }
-# How other files start that are given by mistake -> what they are.
-_FIX_OF_TEXT = "serialize the module instead, in TensorFlow by experimental_get_compiler_ir with stage 'hlo_serialized'"
-
+_TUNING_TYPES = {TUNING: 'tile', MODULE_TUNING: 'layout'}
 # How much of an HLO module shows when bytes are parsed as a type.
 _KNOWN_OPCODE, _NAME, _NOTHING = 2, 1, 0
 
@@ -35,7 +26,7 @@ _VARINT, _WITH_LENGTH = 0, 2  # Wire types.
 _FIXED_SIZES = {1: 8, 5: 4}  # Wire type -> bytes of the value.
 
 
-def parse(data: bytes, kind: str | None) -> tuple[str, Any]:
+def parse(data: bytes, kind: str | None) -> tuple[str, graph.Document]:
   """The name of the type of the message in `data`, and the message.
 
   A type counts by what of an HLO module shows when `data` is parsed as it: instructions with opcodes of the table, or
@@ -51,77 +42,57 @@ def parse(data: bytes, kind: str | None) -> tuple[str, Any]:
   if not data:
     raise errors.InputError('empty file', found='0 bytes', expected=_expected(kind))
   wanted = _TYPES_OF_KIND[kind]
-  best, message, evidence = '', None, _NOTHING
-  for name in wanted + tuple(name for name in _CLASSES if name not in wanted):
-    candidate = _try(name, data)
-    found = _NOTHING if candidate is None else _evidence(name, candidate)
-    if found > evidence or (candidate is not None and kind and name == wanted[0] and _holds_module(name, candidate)):
-      best, message, evidence = name, candidate, found
+  best, document, evidence = '', None, _NOTHING
+  # An HloProto looks like tuning data without runs, and tuning data much like an HloProto: the former is tried later.
+  for name in dict.fromkeys((wanted[0], MODULE_TUNING, TUNING, HLO, HLO_MODULE)):
+    candidate = implementations.parse(name, data)
+    if candidate is None:
+      continue
+    found = _evidence(candidate)
+    if found > evidence or (kind and name == wanted[0] and _holds_module(name, candidate)):
+      best, document, evidence = name, candidate, found
     if evidence == _KNOWN_OPCODE:
       break
-  if message is None:
+  if document is None:
     raise _not_recognized(data, kind)
-  if best == MODULE_TUNING and (hlo := _with_buffers(message, data)) is not None:
-    best, message = HLO, hlo
+  if best == MODULE_TUNING and (hlo := _without_runs(document, data)) is not None:
+    best, document = HLO, hlo
   if best not in wanted:
-    fitting = next(other for other, types in _TYPES_OF_KIND.items() if best in types)
     raise errors.InputError('file of another kind', found=best, expected=_expected(kind),
-                            fix=f'it belongs to a {fitting} collection or run')
-  return best, message
+                            fix=f'it belongs to a {_TUNING_TYPES[best]} collection or run')
+  return best, document
 
 
 def _expected(kind: str | None) -> str:
   return ' or '.join(_TYPES_OF_KIND[kind])
 
 
-def _try(name: str, data: bytes) -> Any:
-  try:
-    return _CLASSES[name].FromString(data)
-  except (protobuf_message.DecodeError, UnicodeDecodeError, RecursionError):  # The latter two: protobuf in pure Python.
+def _holds_module(name: str, document: graph.Document) -> bool:
+  return document.num_tunings > 0 and (name == TUNING or document.tuning(0).has_module)
+
+
+def _evidence(document: graph.Document) -> int:
+  if document.knows_opcode:
+    return _KNOWN_OPCODE
+  return _NAME if any(name.isprintable() for name in document.names()) else _NOTHING
+
+
+def _without_runs(document: graph.Document, data: bytes) -> graph.Document | None:
+  """The HloProto in `data` if it is no ModuleTuningData in truth.
+
+  That is where nothing tells of tuning, or what looks like the only run is the buffer assignment.
+  """
+  tuning = document.tuning(0)
+  if tuning.run_flags.size > 1 or tuning.fingerprint or tuning.config_nodes.size:
     return None
-
-
-def _holds_module(name: str, message: Any) -> bool:
-  return next(_modules(name, message), None) is not None
-
-
-def _modules(name: str, message: Any) -> Iterator[Any]:
-  if name == TUNING:
-    yield from (tuning.module for tuning in message.modules)
-  elif name == MODULE_TUNING and message.HasField('module'):
-    yield message.module
-  elif name == HLO and message.HasField('hlo_module'):
-    yield message.hlo_module
-  elif name == HLO_MODULE:
-    yield message
-
-
-def _evidence(type_name: str, message: Any) -> int:
-  opcodes = features.opcodes()
-  evidence = _NOTHING
-  for module in _modules(type_name, message):
-    for computation in module.computations:
-      if any(instruction.opcode in opcodes for instruction in computation.instructions):
-        return _KNOWN_OPCODE
-    names = [module.name, *(computation.name for computation in module.computations)]
-    if any(name and name.isprintable() for name in names):
-      evidence = _NAME
-  return evidence
-
-
-def _with_buffers(message: Any, data: bytes) -> Any:
-  """The HloProto in `data` if what looks like the only run of a ModuleTuningData is in truth its buffer assignment."""
-  if len(message.runs) != 1 or message.fingerprint or message.config_index_to_node:
-    return None
-  hlo = _try(HLO, data)
-  return hlo if hlo is not None and hlo.buffer_assignment.buffer_allocations else None
+  hlo = implementations.parse(HLO, data)
+  return hlo if hlo is not None and (hlo.num_buffer_allocations or not tuning.run_flags.size) else None
 
 
 def _not_recognized(data: bytes, kind: str | None) -> errors.InputError:
   foreign = errors.looks_like(data[:100])
   if foreign:
-    fix = _FIX_OF_TEXT if data.lstrip().startswith(b'HloModule') else None
-    return errors.InputError('not a protobuf', found=foreign, expected=_expected(kind), fix=fix)
+    return errors.InputError('not a protobuf', found=foreign, expected=_expected(kind))
   end = _end_of_last_field(data)
   if end > len(data) and data[0] == _FIRST_TAG:
     return errors.InputError('file is cut off', found=f'{len(data)} bytes', expected=f'at least {end} bytes',

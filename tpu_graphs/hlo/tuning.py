@@ -10,7 +10,6 @@ import collections
 from collections.abc import Mapping
 import dataclasses
 import hashlib
-import itertools
 import logging
 import os
 from typing import Any
@@ -18,11 +17,13 @@ from typing import Any
 import numpy as np
 
 from tpu_graphs import errors
+from tpu_graphs import feature_choices
 from tpu_graphs import features
 from tpu_graphs import module as module_lib
-from tpu_graphs.hlo import extract
-from tpu_graphs.hlo import ragged
+from tpu_graphs import npz
+from tpu_graphs.hlo import graph
 from tpu_graphs.hlo import recognize
+from tpu_graphs.hlo import text
 
 # Why a run is not among the configs of its module.
 RUN_FAILED = 'run failed (error set)'
@@ -35,6 +36,9 @@ SKIPPED_FEW_RUNS = 'at most one run'
 SKIPPED_WITHOUT_HLO = 'no HLO module'
 SKIPPED_WITHOUT_TILES = 'a run without tile config'
 
+_TEXT = 'HLO text'
+_BYTES_PER_OP = 4 * features.NUM_NODE_FEATURES + 1
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -45,14 +49,23 @@ class Extraction:
   Attributes:
     modules: those that are read, in the order of the file.
     skipped: reason, one of the `SKIPPED_…` of this package -> number of modules of the file that are not read.
+    type_name: what was read: the name of the protobuf message, 'HLO text' or 'npz'.
+    tunings: what each module was made of; nothing for npz.
   """
 
   modules: tuple[module_lib.Module, ...]
   skipped: Mapping[str, int]
+  type_name: str
+  tunings: tuple[graph.Tuning, ...] = dataclasses.field(default=(), repr=False)
+
+  def program(self, index: int) -> bytes | None:
+    """The serialized HloModuleProto of the module at `index`; None for npz."""
+    return self.tunings[index].hlo() if self.tunings else None
 
 
-def from_file(path: str | os.PathLike[str], *, kind: str | None = None) -> list[module_lib.Module]:
-  """The measured modules in a protobuf file; as `read`, but skipped modules are logged.
+def from_file(path: str | os.PathLike[str], *, kind: str | None = None,
+              choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED) -> list[module_lib.Module]:
+  """The modules in a file of HLO; as `read`, but what is left out is logged.
 
   Raises:
     InputError: the file cannot be opened, or it is refused by `read`.
@@ -62,32 +75,41 @@ def from_file(path: str | os.PathLike[str], *, kind: str | None = None) -> list[
       data = file.read()
   except OSError as error:
     raise errors.InputError('file cannot be read', path=os.fspath(path), found=error.strerror) from error
-  return from_bytes(data, kind=kind, name=os.fspath(path))
+  return from_bytes(data, kind=kind, name=os.fspath(path), choices=choices)
 
 
-def from_bytes(data: bytes, *, kind: str | None = None, name: str = '<bytes>') -> list[module_lib.Module]:
-  """The measured modules in the bytes of a protobuf file; as `read`, but skipped modules are logged."""
-  extraction = read(data, kind=kind, name=name)
-  if extraction.skipped:
-    _LOG.warning('%s: modules skipped: %s', name,
-                 ', '.join(f'{count} ({reason})' for reason, count in extraction.skipped.items()))
+def from_bytes(data: bytes, *, kind: str | None = None, name: str = '<bytes>',
+               choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED) -> list[module_lib.Module]:
+  """The modules in the bytes of a file of HLO; as `read`, but what is left out is logged."""
+  extraction = read(data, kind=kind, name=name, choices=choices)
+  unknown: collections.Counter[str] = collections.Counter()
+  for module in extraction.modules:
+    unknown.update(module.unknown_opcodes)
+  for what, counts in (('modules skipped', extraction.skipped), ('ops of unknown opcodes, read as opcode 0', unknown)):
+    if counts:
+      _LOG.warning('%s: %s: %s', name, what, ', '.join(f'{count} ({key})' for key, count in counts.items()))
   return list(extraction.modules)
 
 
-def read(data: bytes, *, kind: str | None = None, name: str = '<bytes>') -> Extraction:
-  """The measured modules in the bytes of a protobuf file.
+def read(data: bytes, *, kind: str | None = None, name: str = '<bytes>',
+         choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
+         max_array_bytes: int = npz.DEFAULT_MAX_ARRAY_BYTES) -> Extraction:
+  """The modules in the bytes of a file of HLO.
 
-  A `TuningData` holds tile modules, a `ModuleTuningData` one layout module. A program without runs, an `HloModuleProto`
-  or `HloProto`, is read as a layout module without configs and configurable ops.
+  A `TuningData` holds tile modules, a `ModuleTuningData` one layout module. A program without runs, that is an
+  `HloModuleProto`, `HloProto` or HLO text, is read as a module without configs and configurable ops, of the layout kind
+  if none is wanted.
 
   `module_id` is the name of the HLO module, '_' and the fingerprint as 16 hexadecimal digits; in a layout file without
   fingerprint, a digest of the file takes its place; where a tile file has the same id again, '.1', '.2' and so on is
   appended. `config_id` is the position of the run in its module, counting those that are dropped.
 
   Args:
-    data: the serialized message.
+    data: the content of the file.
     kind: 'tile', 'layout', or None for what `data` looks like.
     name: the name of the file, for messages.
+    choices: how the features of ops are made.
+    max_array_bytes: a module whose features would take more is refused before anything is allocated.
 
   Raises:
     InputError: `data` is not of the kind, or an HLO module or a run breaks a rule; the error names the instruction or
@@ -96,141 +118,140 @@ def read(data: bytes, *, kind: str | None = None, name: str = '<bytes>') -> Extr
   if kind is not None and kind not in module_lib.KINDS:
     raise errors.InputError('unknown kind', where='kind', found=repr(kind), expected=' or '.join(module_lib.KINDS))
   with errors.in_file(name):
-    type_name, message = recognize.parse(data, kind)
+    is_text = text.is_text(data)
+    type_name, document = recognize.parse(text.to_proto(data, name=name) if is_text else data, kind)
+    skipped: Mapping[str, int] = {}
     if type_name == recognize.TUNING:
-      return _tile(message)
-    fingerprint = hashlib.blake2b(data, digest_size=8).hexdigest()
-    if type_name == recognize.MODULE_TUNING:
-      if message.fingerprint:
-        fingerprint = f'{message.fingerprint:016x}'
-      module = _layout(message.module, message.runs, message.config_index_to_node, fingerprint)
+      selected, skipped = _select_tile_modules(document)
     else:
-      module = _layout(message.hlo_module if type_name == recognize.HLO else message, [], [], fingerprint)
-    return Extraction((module,), {})
+      selected = [_select_program(document.tuning(0), kind or 'layout', data)]
+    # The default's time is kept by name: of modules with the same name all get that of the last.
+    normalizers = {one.tuning.name: one.default_time for one in selected}
+    modules = tuple(_module(one, choices, max_array_bytes, normalizer=normalizers[one.tuning.name])
+                    for one in selected)
+    return Extraction(modules, skipped, _TEXT if is_text else type_name, tuple(one.tuning for one in selected))
 
 
-def _tile(tuning: Any) -> Extraction:
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Selected:
+  """A module that is read.
+
+  Attributes:
+    tuning: what it is made of.
+    kind: 'tile' or 'layout'.
+    module_id: its name.
+    kept: positions of the runs that are measurements.
+    dropped: reason -> number of the others.
+    default: position of the first kept run of the default config; None without any.
+  """
+
+  tuning: graph.Tuning
+  kind: str
+  module_id: str
+  kept: np.ndarray
+  dropped: Mapping[str, int]
+  default: int | None
+
+  @property
+  def default_time(self) -> int | None:
+    """ns."""
+    return None if self.default is None else int(self.tuning.run_time[self.default])
+
+
+def _select_tile_modules(document: graph.Document) -> tuple[list[_Selected], dict[str, int]]:
+  """The modules that are read, and the number of the others by reason."""
   skipped: collections.Counter[str] = collections.Counter()
+  times_seen: collections.Counter[str] = collections.Counter()
   selected = []
-  for module in tuning.modules:
-    if len(module.runs) <= 1:
+  for tuning in map(document.tuning, range(document.num_tunings)):
+    if tuning.run_flags.size <= 1:
       skipped[SKIPPED_FEW_RUNS] += 1
-    elif not module.HasField('module'):
+    elif not tuning.has_module:
       skipped[SKIPPED_WITHOUT_HLO] += 1
-    elif not all(run.op_config.HasField('tile_size_config') for run in module.runs):
+    elif not (tuning.run_flags & graph.RunFlag.TILE_CONFIG).all():
       skipped[SKIPPED_WITHOUT_TILES] += 1
     else:
-      selected.append((module, *_select_tile_runs(module)))
-
-  # The default's time is kept by name: of modules with the same name all get that of the last.
-  normalizers = {}
-  for module, kept, _ in selected:
-    default = next((run for _, run in kept if run.is_default), None)
-    if default is None:
-      raise errors.InputError('no default run', where=f'module {module.module.name!r}',
-                              found=f'{len(module.runs)} runs, {len(kept)} of them measured, none of these is_default',
-                              expected='at least one measured run with is_default')
-    normalizers[module.module.name] = default.profile.compute_time_ns
-
-  modules = []
-  times_seen: collections.Counter[str] = collections.Counter()
-  for module, kept, dropped in selected:
-    module_id = f'{module.module.name}_{module.fingerprint:016x}'
-    times_seen[module_id] += 1
-    if times_seen[module_id] > 1:
-      module_id = f'{module_id}.{times_seen[module_id] - 1}'
-    modules.append(_tile_module(module, kept, dropped, module_id, normalizers[module.module.name]))
-  return Extraction(tuple(modules), dict(skipped))
+      module_id = f'{tuning.name}_{tuning.fingerprint:016x}'
+      times_seen[module_id] += 1
+      if times_seen[module_id] > 1:
+        module_id = f'{module_id}.{times_seen[module_id] - 1}'
+      selected.append(_select_tile_runs(tuning, module_id))
+  return selected, dict(skipped)
 
 
-def _select_tile_runs(module: Any) -> tuple[list[tuple[int, Any]], dict[str, int]]:
-  """The measured runs with their positions, and the number of the others by reason."""
-  kept = []
+def _select_tile_runs(tuning: graph.Tuning, module_id: str) -> _Selected:
+  kept, dropped = _sort_out(tuning, [(RUN_WITHOUT_PROFILE, graph.RunFlag.PROFILE)])
+  kept = _drop_short(tuning, kept, dropped)
+  default = _first_default(tuning, kept)
+  if default is None:
+    raise errors.InputError('no default run', where=f'module {tuning.name!r}',
+                            found=f'{tuning.run_flags.size} runs, {kept.size} of them measured, none of these '
+                            'is_default', expected='at least one measured run with is_default')
+  return _Selected(tuning, 'tile', module_id, kept, dict(dropped), default)
+
+
+def _select_program(tuning: graph.Tuning, kind: str, data: bytes) -> _Selected:
+  """A program with its layout runs, if it has any."""
+  kept, dropped = _sort_out(tuning, [(RUN_WITHOUT_CONFIG, graph.RunFlag.MODULE_CONFIG),
+                                     (RUN_WITHOUT_PROFILE, graph.RunFlag.PROFILE)])
+  without_time = kept[tuning.run_time[kept] <= 0]
+  if without_time.size:
+    position = int(without_time[0])
+    raise errors.InputError('run without a time that did not fail', where=f'runs[{position}]',
+                            found=f'compute_time_ns {tuning.run_time[position]}',
+                            expected='more than 0, or error set')
+  if _first_default(tuning, kept) is None:
+    dropped[RUN_WITHOUT_DEFAULT] += kept.size
+    kept = kept[:0]
+  kept = _drop_short(tuning, kept, dropped)
+  # Without a fingerprint, programs of one name are told apart by a digest.
+  fingerprint = (f'{tuning.fingerprint:016x}' if tuning.fingerprint else
+                 hashlib.sha256(data).hexdigest()[:16])
+  return _Selected(tuning, kind, f'{tuning.name}_{fingerprint}', kept, dict(+dropped), _first_default(tuning, kept))
+
+
+def _sort_out(tuning: graph.Tuning, required: list[tuple[str, graph.RunFlag]]) -> tuple[np.ndarray,
+                                                                                       collections.Counter[str]]:
+  """Positions of the runs that did not fail and have what is required, and the number of the others by reason."""
+  kept = np.ones(tuning.run_flags.size, bool)
   dropped: collections.Counter[str] = collections.Counter()
-  for position, run in enumerate(module.runs):
-    if run.error:
-      dropped[RUN_FAILED] += 1
-    elif not run.HasField('profile'):
-      dropped[RUN_WITHOUT_PROFILE] += 1
-    elif run.profile.compute_time_ns < module_lib.MIN_RUNTIME_NS:
-      dropped[RUN_TOO_SHORT] += 1
-    else:
-      kept.append((position, run))
-  return kept, dict(dropped)
-
-
-def _tile_module(module: Any, kept: list[tuple[int, Any]], dropped: dict[str, int], module_id: str,
-                 normalizer: int) -> module_lib.Module:
-  graph = extract.graph(module.module)
-  configs = [run.op_config.tile_size_config for _, run in kept]
-  config_feat = np.concatenate(
-      [ragged.Ragged.of(bounds).summary(6, empty_product=0)
-       for bounds in ([config.kernel_bounds for config in configs], [config.output_bounds for config in configs],
-                      [config.input_bounds for config in configs])], axis=1).astype(np.float32)
-  return module_lib.Module(
-      module_id=module_id, kind='tile', **vars(graph), **_runs(kept), config_feat=config_feat,
-      config_runtime_normalizers=np.full(len(kept), normalizer, np.int64), dropped_runs=dropped)
-
-
-def _runs(kept: list[tuple[int, Any]]) -> dict[str, np.ndarray]:
-  return {'config_runtime': np.array([run.profile.compute_time_ns for _, run in kept], np.int64),
-          'config_id': np.array([position for position, _ in kept], np.int64)}
-
-
-def _layout(hlo: Any, runs: Any, config_nodes: Any, fingerprint: str) -> module_lib.Module:
-  kept, dropped = _select_layout_runs(runs)
-  return module_lib.Module(
-      module_id=f'{hlo.name}_{fingerprint}', kind='layout', **vars(extract.graph(hlo)), **_runs(kept),
-      node_config_ids=np.array(config_nodes, np.uint64),  # As in the message; `Module` checks the range.
-      node_config_feat=_node_config_feat(kept, len(config_nodes)), dropped_runs=dropped)
-
-
-def _select_layout_runs(runs: Any) -> tuple[list[tuple[int, Any]], dict[str, int]]:
-  """The measured runs with their positions, and the number of the others by reason."""
-  usable = []
-  dropped: collections.Counter[str] = collections.Counter()
-  for position, run in enumerate(runs):
-    if run.error:
-      dropped[RUN_FAILED] += 1
-    elif not run.HasField('module_config'):
-      dropped[RUN_WITHOUT_CONFIG] += 1
-    elif not run.HasField('profile'):
-      dropped[RUN_WITHOUT_PROFILE] += 1
-    elif run.profile.compute_time_ns <= 0:
-      raise errors.InputError('run without a time that did not fail', where=f'runs[{position}]',
-                              found=f'compute_time_ns {run.profile.compute_time_ns}',
-                              expected='more than 0, or error set')
-    else:
-      usable.append((position, run))
-  if not any(run.is_default for _, run in usable):
-    dropped[RUN_WITHOUT_DEFAULT] += len(usable)
-    return [], dict(+dropped)
-  kept = [(position, run) for position, run in usable if run.profile.compute_time_ns >= module_lib.MIN_RUNTIME_NS]
-  dropped[RUN_TOO_SHORT] += len(usable) - len(kept)
-  return kept, dict(+dropped)
-
-
-def _node_config_feat(kept: list[tuple[int, Any]], num_nodes: int) -> np.ndarray:
-  """int8 [C, NC, 18]."""
-  limits = np.iinfo(np.int8)
-  result = np.full((len(kept), num_nodes, len(features.LAYOUT_TENSORS), features.LAYOUT_DIMENSIONS), -1, np.int8)
-  for config, (position, run) in zip(result, kept, strict=True):
-    nodes = run.module_config.layout_config.nodes
-    if len(nodes) != num_nodes:
-      raise errors.InputError('config of a different number of ops', where=f'runs[{position}]',
-                              found=f'{len(nodes)} nodes', expected=f'{num_nodes}, one per config_index_to_node')
-    per_node = ragged.Ragged.of([range(len(node.tensors)) for node in nodes])
-    if (per_node.lengths > len(features.LAYOUT_TENSORS)).any():
-      node = int(np.argmax(per_node.lengths))
-      raise errors.InputError('too many tensors in a config', where=f'runs[{position}], node {node}',
-                              found=f'{per_node.lengths[node]} tensors',
-                              expected=f'at most {len(features.LAYOUT_TENSORS)}: {", ".join(features.LAYOUT_TENSORS)}')
-    tensors = itertools.chain.from_iterable(node.tensors for node in nodes)
-    dims = ragged.Ragged.of([tensor.dims for tensor in tensors]).first(features.LAYOUT_DIMENSIONS, fill=-1)
-    bad = (dims < limits.min) | (dims > limits.max)
+  for reason, flag, wanted in [(RUN_FAILED, graph.RunFlag.ERROR, False), *((*pair, True) for pair in required)]:
+    bad = kept & ((tuning.run_flags & flag != 0) != wanted)
     if bad.any():
-      tensor = int(np.argmax(bad.any(axis=1)))
-      raise errors.InputError('layout dimension out of range', where=f'runs[{position}], node {per_node.row[tensor]}',
-                              found=dims[bad][0], expected=f'{limits.min} to {limits.max}')
-    config[per_node.row, per_node.values] = dims
-  return result.reshape(len(kept), num_nodes, features.NUM_LAYOUT_FEATURES)
+      dropped[reason] += int(bad.sum())
+    kept &= ~bad
+  return np.flatnonzero(kept), dropped
+
+
+def _drop_short(tuning: graph.Tuning, kept: np.ndarray, dropped: collections.Counter[str]) -> np.ndarray:
+  long_enough = tuning.run_time[kept] >= module_lib.MIN_RUNTIME_NS
+  if not long_enough.all():
+    dropped[RUN_TOO_SHORT] += int((~long_enough).sum())
+  return kept[long_enough]
+
+
+def _first_default(tuning: graph.Tuning, kept: np.ndarray) -> int | None:
+  return next(iter(kept[tuning.run_flags[kept] & graph.RunFlag.DEFAULT != 0].tolist()), None)
+
+
+def _module(selected: _Selected, choices: feature_choices.FeatureChoices, max_array_bytes: int, *,
+            normalizer: int | None) -> module_lib.Module:
+  tuning, positions = selected.tuning, selected.kept.tolist()
+  size = tuning.num_ops * _BYTES_PER_OP + len(positions) * tuning.config_nodes.size * features.NUM_LAYOUT_FEATURES
+  if size > max_array_bytes:
+    raise errors.InputError('module too large', where=f'module {tuning.name!r}',
+                            found=f'{tuning.num_ops} ops and {len(positions)} configs, arrays of {size} bytes',
+                            expected=f'<= {max_array_bytes} bytes')
+  graph_arrays = tuning.graph(choices.layout_padding)
+  configs: dict[str, Any]
+  if selected.kind == 'tile':
+    configs = {'config_feat': tuning.tile_configs(positions),
+               'config_runtime_normalizers': np.full(len(positions), normalizer or 0, np.int64)}
+  else:
+    configs = {'node_config_ids': tuning.config_nodes,  # As in the message; `Module` checks the range.
+               'node_config_feat': tuning.layout_configs(positions)}
+  module = module_lib.Module(
+      module_id=selected.module_id, kind=selected.kind, **vars(graph_arrays), **configs,
+      config_runtime=tuning.run_time[selected.kept], config_id=selected.kept, dropped_runs=selected.dropped,
+      default_config=selected.default)
+  return choices.add_extra(module, tuning.hlo()) if choices.extra else module

@@ -1,0 +1,322 @@
+"""HLO text -> HLO protobuf, by the parser of an installed jaxlib.
+
+XLA reads text of its own version only: one attribute or opcode that is newer than the parser, and it refuses the whole
+file; for some mistakes in a text it ends the process. So it only gets what graphs depend on; the rest is left out, or
+put in a form that it takes as it comes. This also makes the result the same with any version of jaxlib.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import importlib
+import re
+from typing import Any
+
+from google.protobuf import unknown_fields
+
+from tpu_graphs import errors
+from tpu_graphs import features
+from tpu_graphs.hlo import protos
+
+# Where jaxlib has its parser, the newest versions first.
+_PARSERS = ('jaxlib._hlo', 'jaxlib._jax', 'jaxlib.xla_extension')
+
+_STRING = r'"(?:[^"\\]|\\.)*"'
+_COMMENT = r'/\*.*?\*/|//[^\n]*'
+_SPACE = rf'(?:\s|{_COMMENT})*'
+_NAME = r'%?[\w.\-]+'
+_STRING_OR_COMMENT = re.compile(f'{_STRING}|{_COMMENT}', re.DOTALL)
+_TOKEN = re.compile(rf'{_STRING}|{_COMMENT}|[()\[\]{{}},\n]', re.DOTALL)
+_MAX_SHOWN = 150  # Characters of a line, in errors.
+_MAX_DEPTH = 100  # Of brackets; the parser calls itself for each, and ends the process when the stack is full.
+
+
+def _pattern(pattern: str) -> re.Pattern[str]:
+  return re.compile(_SPACE + pattern.replace(' ', _SPACE), re.DOTALL)
+
+
+_BINARY = re.compile(r'[\x00-\x08\x0e-\x1f]')
+_NOTHING = _pattern('')
+_HEADER = _pattern(rf'HloModule\s+({_NAME})')
+_COMPUTATION = _pattern(rf'((?:ENTRY\s+)?{_NAME}) ')
+_TABLE_ROW = _pattern(r'\d+\s')
+_ARROW = _pattern('-> ')
+_INSTRUCTION = _pattern(rf'((?:ROOT\s+)?{_NAME}) = ')
+_ARRAY_SHAPE = re.compile(r'\w+\[[^\]]*\](?:\{[^{}]*\})?')
+_OPCODE = _pattern(r'([a-zA-Z][\w\-]*) (?=\()')
+_ATTRIBUTE = _pattern(r', ([\w\-]+) = ')
+_OPEN = _pattern(r'\{')
+_CLOSE = _pattern(r'\}')
+_END = _pattern(r'\Z')
+_NUMBER = re.compile(r'\s*\d{1,100}\s*')
+_ASYNCHRONOUS = re.compile(r'(.+)(-start|-update|-done)')
+
+# What an op keeps beside name, shape and operands: what features are made of, what the parser insists on, and what a
+# dot multiplies. An op that is not listed, or has none of these, travels as a custom-call.
+_WINDOW = ('window', 'dim_labels')
+_GROUPS = ('feature_group_count', 'batch_group_count')
+_KEPT = {
+    'all-gather': ('dimensions',), 'all-gather-start': ('dimensions',), 'all-to-all': ('dimensions',),
+    'async-start': ('calls',), 'async-update': (), 'async-done': (),
+    'broadcast': ('dimensions',),
+    'collective-permute': ('source_target_pairs', 'slice_sizes'),
+    'collective-permute-start': ('source_target_pairs', 'slice_sizes'),
+    'concatenate': ('dimensions',),
+    'convolution': (*_WINDOW, *_GROUPS),
+    'custom-call': (*_WINDOW, *_GROUPS, 'custom_call_target', 'called_computations', 'to_apply'),
+    'dot': ('lhs_batch_dims', 'lhs_contracting_dims', 'rhs_batch_dims', 'rhs_contracting_dims'),
+    'dynamic-slice': ('dynamic_slice_sizes',),
+    'get-dimension-size': ('dimensions',), 'set-dimension-size': ('dimensions',),
+    'iota': ('iota_dimension',),
+    'map': ('dimensions', 'to_apply'),
+    'pad': ('padding',),
+    'parameter': (),
+    'reduce': ('dimensions', 'to_apply'),
+    'reduce-scatter': ('dimensions', 'to_apply'),
+    'reduce-window': ('window', 'to_apply'),
+    'reshape': ('inferred_dimension',),
+    'reverse': ('dimensions',),
+    'select-and-scatter': ('window', 'select', 'scatter'),
+    'slice': ('slice',),
+    'sort': ('dimensions', 'is_stable', 'to_apply'),
+    'transpose': ('dimensions',),
+}
+_COMPUTATIONS = ('to_apply', 'calls', 'called_computations', 'body', 'condition', 'branch_computations',
+                 'true_computation', 'false_computation')
+_TRAVELLER = 'tpu_graphs.opcode:'  # Before the true opcode, as the target of a custom-call.
+_TARGET_FIELD = 28  # `custom_call_target` of an HloInstructionProto.
+
+_LAYOUT = re.compile(r'\{([^:{}]*)[^{}]*\}')
+_ELEMENT_TYPE = re.compile(r'\w+(?=\[)')
+_TYPES = frozenset(name.removesuffix('_TYPE').lower() for name in protos.ELEMENT_TYPES.values())
+_OTHER_TYPE = 'f8e5m2'  # Has no feature, as all types that are not listed.
+
+
+def is_text(data: bytes) -> bool:
+  """Whether `data` is HLO text; it may begin with comments."""
+  head = data[:10_000].decode('utf-8-sig', errors='replace')
+  return bool(_HEADER.match(head)) and not _BINARY.search(head)
+
+
+def to_proto(data: bytes, *, name: str = '<bytes>') -> bytes:
+  """Parses HLO text.
+
+  The result holds what features are made of, and the dimension numbers of dots. Names are those of the text; ids are
+  given anew.
+
+  Args:
+    data: the text of a whole module.
+    name: the name of the file, for messages.
+
+  Returns:
+    A serialized HloModuleProto.
+
+  Raises:
+    InputError: jaxlib is not installed, or this is no HLO text that can be parsed.
+  """
+  with errors.in_file(name):
+    parse = _parser()
+    source = data.decode('utf-8-sig', errors='replace')
+    simplified = _simplify(source)
+    try:
+      module = parse(simplified)
+    except Exception as error:  # Its class depends on the version of jaxlib.
+      raise _refused(str(error), source) from error
+    return _restore_opcodes(module.as_serialized_hlo_module_proto())
+
+
+def _parser() -> Callable[[str], Any]:
+  for name in _PARSERS:
+    try:
+      return importlib.import_module(name).hlo_module_from_text
+    except (ImportError, AttributeError):
+      continue
+  raise errors.InputError(
+      'HLO text cannot be read without jaxlib', expected='an HLO protobuf',
+      fix="pip install 'tpu_graphs[jax]', or write the program as a protobuf: XLA does by "
+      "--xla_dump_hlo_as_proto, TensorFlow by experimental_get_compiler_ir with stage 'hlo_serialized'")
+
+
+def _refused(message: str, source: str) -> errors.InputError:
+  """What the parser's message says first; its lines are those of `source`."""
+  faults = re.findall(r'was parsing (\d+):\d+: error: (.*)', message)
+  # One that ends with a colon only leads to the next.
+  line, fault = next((fault for fault in faults if not fault[1].endswith(':')), (None, ' '.join(message.split())))
+  return _error(source, line and int(line), found=fault)
+
+
+def _error(source: str, line: int | None, *, found: str | None = None,
+           expected: str | None = None) -> errors.InputError:
+  [text] = source.split('\n')[line - 1:line] if line else ['']
+  shown = repr(text.strip()[:_MAX_SHOWN])
+  return errors.InputError('HLO text cannot be parsed', where=f'line {line}' if line else None,
+                           found=f'{found[:_MAX_SHOWN]} in {shown}' if found else shown, expected=expected)
+
+
+class _Scanner:
+  """A place in a text that moves on."""
+
+  def __init__(self, text: str):
+    self.text = text
+    self.at = 0
+
+  def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+    found = pattern.match(self.text, self.at)
+    if found:
+      self.at = found.end()
+    return found
+
+  def expect(self, pattern: re.Pattern[str], what: str) -> re.Match[str]:
+    return self.match(pattern) or self._fail(what)
+
+  def until(self, stops: str) -> str:
+    """What lies before the next of the characters `stops` outside of brackets, or before a bracket that closes more."""
+    depth, start = 0, self.at
+    for token in _TOKEN.finditer(self.text, start):
+      self.at = token.start()
+      if token[0] in ('(', '[', '{'):
+        depth += 1
+        if depth > _MAX_DEPTH:
+          self._fail(f'at most {_MAX_DEPTH} brackets in each other')
+      elif token[0] in (')', ']', '}'):
+        depth -= 1
+        if depth < 0:
+          break
+      elif depth == 0 and token[0] in stops:
+        break
+    else:
+      self.at = len(self.text)
+    return self.text[start:self.at]
+
+  def group(self) -> str:
+    """A pair of brackets and what lies in it."""
+    start = self.at
+    self.at += 1
+    self.until('')
+    if self.at == len(self.text):
+      self._fail(f'the end of the {self.text[start]}')
+    self.at += 1
+    return self.text[start:self.at]
+
+  def shape(self) -> str | None:
+    if self.text.startswith('(', self.at):
+      return self.group()
+    found = self.match(_ARRAY_SHAPE)
+    return found and found[0]
+
+  def attributes(self) -> dict[str, str]:
+    found = {}
+    while name := self.match(_ATTRIBUTE):
+      found[name[1]] = _without_comments(self.until(',\n')).strip()
+    return found
+
+  def _fail(self, expected: str) -> Any:
+    self.match(_NOTHING)
+    raise _error(self.text, self.text.count('\n', 0, self.at) + 1, expected=expected)
+
+
+def _simplify(source: str) -> str:
+  """The module in `source` reduced to what graphs depend on, each part on the same line as before."""
+  scanner = _Scanner(source)
+  pieces: list[str] = []
+  done = 0
+
+  def write(piece: str) -> None:
+    nonlocal done
+    pieces.append('\n' * (source.count('\n', done, scanner.at) - piece.count('\n')) + piece + ' ')
+    done = scanner.at
+
+  name = scanner.expect(_HEADER, 'HloModule and a name')[1]
+  scanner.attributes()
+  write(f'HloModule {name}')
+  while len(pieces) == 1 or not scanner.match(_END):  # At least one computation.
+    head = scanner.expect(_COMPUTATION, 'a computation')[1]
+    if source[scanner.at:scanner.at + 1].isdigit():
+      while scanner.match(_TABLE_ROW):  # A table of source files that metadata refers to.
+        scanner.until('\n')
+      continue
+    if scanner.shape():  # That of the parameters.
+      scanner.expect(_ARROW, '->')
+      scanner.shape()
+    scanner.expect(_OPEN, '{')
+    write(f'{head} {{')
+    parameters: list[int] = []
+    while not scanner.match(_CLOSE):
+      write(_simplify_instruction(scanner, parameters))
+    if sorted(parameters) != list(range(len(parameters))):  # The parser would end the process.
+      raise errors.InputError('parameters not numbered one by one', where=f'computation {head}',
+                              found=sorted(parameters), expected=f'0 to {len(parameters) - 1}')
+    scanner.attributes()  # Such as the thread that runs it.
+    write('}')
+  return ''.join(pieces)
+
+
+def _simplify_instruction(scanner: _Scanner, parameters: list[int]) -> str:
+  """The next instruction; if it is a parameter, its number goes to `parameters`."""
+  start = scanner.at
+  head = scanner.expect(_INSTRUCTION, 'an instruction')[1]
+  shape = scanner.shape()
+  opcode = scanner.expect(_OPCODE, 'an opcode')[1]
+  operands = _without_comments(scanner.group()[1:-1])
+  attributes = scanner.attributes()
+  if opcode == 'parameter' and _NUMBER.fullmatch(operands):
+    parameters.append(int(operands))
+  if shape is None:  # The parser infers it, which may take all there is.
+    return scanner.text[start:scanner.at]
+
+  step = ''  # An asynchronous op is written as what it runs, and a step of that.
+  if opcode not in features.opcodes() and (found := _ASYNCHRONOUS.fullmatch(opcode)):
+    opcode, step = found.groups()
+  names = _KEPT.get(opcode)
+  kept = {name: attributes[name] for name in names or () if name in attributes}
+  if names is None or (names and not kept and not step):
+    operands = '' if opcode == 'constant' else operands
+    kept = {name: attributes[name] for name in _WINDOW if name in attributes}
+    called = [attributes[name].strip('{}') for name in _COMPUTATIONS if name in attributes]
+    if called:
+      kept['called_computations'] = f'{{{", ".join(called)}}}'
+    if step in ('', '-start'):
+      kept['custom_call_target'] = f'"{_TRAVELLER}{opcode}"'
+    opcode = 'custom-call'
+  return ', '.join([f'{head} = {_simplify_shape(shape)} {opcode}{step}({_names(operands)})',
+                    *(f'{name}={value}' for name, value in kept.items())])
+
+
+def _without_comments(text: str) -> str:
+  return _STRING_OR_COMMENT.sub(lambda found: found[0] if found[0][0] == '"' else '', text)
+
+
+def _simplify_shape(shape: str) -> str:
+  """Dimensions and their order in memory, without what else a layout holds, and with element types that are known."""
+  shape = _LAYOUT.sub(lambda layout: f'{{{layout[1]}}}' if layout[1] else '', _without_comments(shape))
+  return _ELEMENT_TYPE.sub(lambda name: name[0] if name[0] in _TYPES else _OTHER_TYPE, shape)
+
+
+def _names(operands: str) -> str:
+  """Operands without their shapes."""
+  scanner = _Scanner(operands)
+  names = []
+  while scanner.at < len(operands):
+    operand = scanner.until(',').strip()
+    scanner.at += 1
+    # An instruction within the operands ends with a bracket.
+    names.append(operand if operand.endswith(')') else operand.split()[-1] if operand else '')
+  return ', '.join(names)
+
+
+def _restore_opcodes(serialized: bytes) -> bytes:
+  module = protos.HloModuleProto.FromString(serialized)
+  for computation in module.computations:
+    for instruction in computation.instructions:
+      if instruction.opcode == 'custom-call' and (opcode := _opcode_of_traveller(instruction)):
+        instruction.opcode = opcode
+        for name in _GROUPS:  # Set on each custom-call.
+          instruction.ClearField(name)
+  return module.SerializeToString()
+
+
+def _opcode_of_traveller(instruction: Any) -> str | None:
+  for field in unknown_fields.UnknownFieldSet(instruction):  # type: ignore[attr-defined]  # Missing in the stub.
+    if field.field_number == _TARGET_FIELD and field.data.startswith(_TRAVELLER.encode()):
+      return field.data[len(_TRAVELLER):].decode()
+  return None
