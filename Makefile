@@ -33,7 +33,7 @@ $(VENV)/.installed: setup.py $(NATIVE)
 	@touch $@
 
 test: venv
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(PYTEST_ARGS)
 
 test-bazel: venv
 	PATH="$(BIN):$$PATH" bazel test $(BAZEL_ARGS) //...
