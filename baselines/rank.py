@@ -74,7 +74,7 @@ def rank_file(*, run: str, path: str, module: str | None = None, only_one: bool 
     InputError: run or file cannot be used, or do not fit each other, or a module has no configs.
   """
   loaded = runs.load(run)
-  extraction = readers.from_file(path, kind=loaded.kind, choices=loaded.choices)
+  extraction = readers.from_file(path, kind=loaded.kind, choices=loaded.choices.resolve())
   with errors.in_file(path):
     chosen = _choose(extraction, module)
     given = instead.path is not None or instead.random is not None

@@ -16,6 +16,7 @@ from tpu_graphs import features
 KIND_ARRAYS = {'tile': ('config_feat', 'config_runtime_normalizers'), 'layout': ('node_config_ids', 'node_config_feat')}
 KINDS = tuple(KIND_ARRAYS)
 UNMEASURED = -1  # `config_runtime` of a config that was not measured.
+_BLOCK = 1 << 16  # Values that are checked at a time.
 MIN_RUNTIME_NS = 2  # A measured time below this is a failed measurement, not a fast config.
 
 
@@ -234,8 +235,8 @@ def _floats(array: np.ndarray, where: str, shape: tuple[int | None, ...]) -> np.
     raise errors.InputError('wrong dtype', where=where, found=array.dtype, expected='float32')
   with np.errstate(over='ignore'):  # A float64 beyond float32 becomes inf, which is refused below.
     result = array.astype(np.float32, copy=False)
-  # Through minimum and maximum, which pass NaN on: no array of the size of `result` is made unless it is refused.
-  if result.size and not (np.isfinite(result.min()) and np.isfinite(result.max())):
+  rows = max(1, _BLOCK // max(result[:1].size, 1))  # In blocks: no array of the size of `result` is made.
+  if not all(np.isfinite(result[start:start + rows]).all() for start in range(0, result.shape[0], rows)):
     index = np.unravel_index(int(np.argmin(np.isfinite(result))), result.shape)
     raise errors.InputError('value not finite', where=f'{where}{[int(i) for i in index]}', found=array[index],
                             expected='a finite float32')
