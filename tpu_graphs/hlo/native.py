@@ -34,8 +34,12 @@ class Document:
     self.num_buffer_allocations = document.num_buffer_allocations
     self.names = document.names
 
+    self._last: tuple[int, Tuning] | None = None
+
   def tuning(self, index: int) -> graph.Tuning:
-    return Tuning(self._document.tuning(index))
+    if self._last is None or self._last[0] != index:  # Most files have one, which is asked for more than once.
+      self._last = index, Tuning(self._document.tuning(index))
+    return self._last[1]
 
 
 class Tuning:

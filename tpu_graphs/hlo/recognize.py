@@ -78,15 +78,17 @@ def _evidence(document: graph.Document) -> int:
 
 
 def _without_runs(document: graph.Document, data: bytes) -> graph.Document | None:
-  """The HloProto in `data` if it is no ModuleTuningData in truth.
+  """The HloProto that `document`, a ModuleTuningData, and `data` are in truth; None if they are none.
 
   That is where nothing tells of tuning, or what looks like the only run is the buffer assignment.
   """
   tuning = document.tuning(0)
   if tuning.run_flags.size > 1 or tuning.fingerprint or tuning.config_nodes.size:
     return None
+  if not tuning.run_flags.size:
+    return document  # Both types have the module in the same field.
   hlo = implementations.parse(HLO, data)
-  return hlo if hlo is not None and (hlo.num_buffer_allocations or not tuning.run_flags.size) else None
+  return hlo if hlo is not None and hlo.num_buffer_allocations else None
 
 
 def _not_recognized(data: bytes, kind: str | None) -> errors.InputError:

@@ -168,7 +168,7 @@ def _select_tile_modules(document: graph.Document) -> tuple[list[_Selected], dic
       skipped[SKIPPED_FEW_RUNS] += 1
     elif not tuning.has_module:
       skipped[SKIPPED_WITHOUT_HLO] += 1
-    elif not (tuning.run_flags & graph.RunFlag.TILE_CONFIG).all():
+    elif not (tuning.run_flags & int(graph.RunFlag.TILE_CONFIG)).all():
       skipped[SKIPPED_WITHOUT_TILES] += 1
     else:
       module_id = f'{tuning.name}_{tuning.fingerprint:016x}'
@@ -216,7 +216,7 @@ def _sort_out(tuning: graph.Tuning, required: list[tuple[str, graph.RunFlag]]) -
   kept = np.ones(tuning.run_flags.size, bool)
   dropped: collections.Counter[str] = collections.Counter()
   for reason, flag, wanted in [(RUN_FAILED, graph.RunFlag.ERROR, False), *((*pair, True) for pair in required)]:
-    bad = kept & ((tuning.run_flags & flag != 0) != wanted)
+    bad = kept & ((tuning.run_flags & int(flag) != 0) != wanted)
     if bad.any():
       dropped[reason] += int(bad.sum())
     kept &= ~bad
@@ -231,7 +231,7 @@ def _drop_short(tuning: graph.Tuning, kept: np.ndarray, dropped: collections.Cou
 
 
 def _first_default(tuning: graph.Tuning, kept: np.ndarray) -> int | None:
-  return next(iter(kept[tuning.run_flags[kept] & graph.RunFlag.DEFAULT != 0].tolist()), None)
+  return next(iter(kept[tuning.run_flags[kept] & int(graph.RunFlag.DEFAULT) != 0].tolist()), None)
 
 
 def _module(selected: _Selected, choices: feature_choices.FeatureChoices, max_array_bytes: int, *,
