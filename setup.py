@@ -72,8 +72,9 @@ setuptools.setup(
     ],
     extras_require={
         # ruff and mypy change with each minor release. TensorBoard 2.15 imports pkg_resources, gone in setuptools 82.
-        'dev': [*JAX, 'build', 'hypothesis', 'mypy>=2.4,<2.5', 'pybind11>=2.13,<4', 'pytest>=8', 'pytest-xdist>=3',
-                'ruff>=0.17,<0.18', 'scipy', 'setuptools>=68,<82', 'types-protobuf', 'wheel'],
+        'dev': [*JAX, f'apache-beam[dask]{BEAM}', 'build', 'hypothesis', 'mypy>=2.4,<2.5', 'pybind11>=2.13,<4',
+                'pytest>=8', 'pytest-xdist>=3', 'ruff>=0.17,<0.18', 'scipy', 'setuptools>=68,<82', 'types-protobuf',
+                'wheel'],
         # What Beam needs for gs:// paths and Dataflow. Its own extra adds clients of databases that need protobuf 6.
         'gcp': ['google-api-core>=2.20,<2.31', 'google-auth>=2,<3', 'google-auth-httplib2>=0.1,<0.3',
                 'google-cloud-dataflow-client>=0.13,<0.14', 'google-cloud-resource-manager>=1.12,<2',

@@ -2,46 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 import contextlib
 import difflib
 import logging
 import os
 import shlex
+import shutil
 import sys
+import tempfile
+from typing import BinaryIO
 
 import apache_beam as beam
 from apache_beam.io import filesystems
+from apache_beam.io import localfilesystem
 from apache_beam.options import pipeline_options
 from apache_beam.runners.portability.fn_api_runner import fn_runner
 from apache_beam.transforms import environments
+import grpc
 
 from tpu_graphs import errors
 
 # Starting worker processes takes seconds, so smaller inputs are converted within the main process.
 _BYTES_WORTH_PROCESSES = 64 << 20
+_SECONDS_FOR_JOB_SERVER = 10  # To answer; Beam itself would wait for minutes, without a word.
 
 
 def pipeline(args: Sequence[str], *, input_bytes: int) -> beam.Pipeline:
   """A pipeline with the Beam options `args`.
 
   Without `--runner`, and for DirectRunner, it runs on this machine by FnApiRunner (DirectRunner would try to download
-  another runner first): with a process per core where the input is large, unless `args` say otherwise.
+  another runner first): with a process per core where the input is large, unless `args` say otherwise. DaskRunner is
+  that of `pipelines/dask_runner.py`.
 
   Raises:
-    InputError: an option or runner that Beam does not know.
+    InputError: an option or runner that Beam does not know, a runner whose extra is not installed, or a job server that
+      does not answer.
   """
-  known = _parse(args)
+  name = _runner_name(args)
+  runner = _dask_runner() if name == 'dask' else None  # First, since its import makes its options known to Beam.
+  _check(args)
   options = pipeline_options.PipelineOptions(list(args))
-  runner = None
-  if str(known['runner'] or 'direct').lower().removesuffix('runner') in ('direct', 'fnapi'):
+  if name in ('direct', 'fnapi'):
     given = {arg.partition('=')[0] for arg in args}
     runner = _local_runner(options.view_as(pipeline_options.DirectOptions), given,
                            large=input_bytes >= _BYTES_WORTH_PROCESSES)
+  if endpoint := options.view_as(pipeline_options.PortableOptions).job_endpoint:
+    _check_job_server(endpoint)
   try:
     return beam.Pipeline(runner, options)
   except (ValueError, ImportError, AttributeError) as error:
-    raise errors.InputError('runner cannot be used', where='--runner', found=' '.join(str(error).split()),
+    found = ' '.join(str(error).split())
+    if found.startswith('Pipeline has validations errors'):  # Some runners look at the values of their options.
+      raise errors.InputError('wrong Beam option', found=found.partition(': ')[2]) from error
+    raise errors.InputError('runner cannot be used', where='--runner', found=found,
                             fix='name a runner of Apache Beam, such as FnApiRunner or DataflowRunner') from error
 
 
@@ -61,12 +75,38 @@ def _local_runner(options: pipeline_options.DirectOptions, given: Set[str], *, l
   return fn_runner.FnApiRunner(environments.SubprocessSDKEnvironment.from_command_string(command))
 
 
-def _parse(args: Sequence[str]) -> dict[str, object]:
-  """Parses Beam options, refusing what Beam would drop with no more than a warning."""
+def _dask_runner() -> beam.runners.runner.PipelineRunner:
+  try:
+    from pipelines import dask_runner
+  except ImportError as error:
+    raise errors.InputError('runner cannot be used', where='--runner', found=error,
+                            fix="pip install 'tpu_graphs[dask]'") from error
+  return dask_runner.DaskRunner()
+
+
+def _check_job_server(endpoint: str) -> None:
+  with grpc.insecure_channel(endpoint) as channel:
+    try:
+      grpc.channel_ready_future(channel).result(_SECONDS_FOR_JOB_SERVER)
+    except grpc.FutureTimeoutError as error:
+      raise errors.InputError('no job server', where='--job_endpoint', found=endpoint,
+                              expected='HOST:PORT of one that runs') from error
+
+
+def _runner_name(args: Sequence[str]) -> str:
+  """The runner in short, such as 'dask' for --runner=DaskRunner; 'direct' if there is none."""
+  parser = _Parser(allow_abbrev=False, add_help=False)
+  pipeline_options.StandardOptions._add_argparse_args(parser)
+  known, _ = parser.parse_known_args(args)
+  return str(known.runner or 'direct').lower().removesuffix('runner')
+
+
+def _check(args: Sequence[str]) -> None:
+  """Refuses Beam options that Beam would drop with no more than a warning."""
   parser = _Parser(allow_abbrev=False, add_help=False)
   for options in pipeline_options.PipelineOptions.__subclasses__():
     options._add_argparse_args(parser)  # The hook through which Beam collects the options of all its parts.
-  known, unknown = parser.parse_known_args(args)
+  _, unknown = parser.parse_known_args(args)
   if unknown:
     flag = unknown[0].partition('=')[0]
     near = difflib.get_close_matches(flag, [name for action in parser._actions for name in action.option_strings], 1)
@@ -74,7 +114,6 @@ def _parse(args: Sequence[str]) -> dict[str, object]:
   runners = [arg for arg in args if arg.partition('=')[0] == '--runner']
   if len(runners) > 1:
     raise errors.InputError('Beam option given twice', found=' '.join(runners), expected='one --runner')
-  return vars(known)
 
 
 class _Parser(pipeline_options._BeamArgumentParser):
@@ -109,11 +148,39 @@ def read_bytes(path: str) -> bytes:
   Raises:
     InputError: it cannot be read.
   """
+  with reading(path), _open(path) as file:
+    return file.read()
+
+
+@contextlib.contextmanager
+def open_seekable(path: str) -> Iterator[BinaryIO]:
+  """Opens a file on any file system to be read in any order; one that is not local is copied to a temporary file.
+
+  Raises:
+    InputError: it cannot be read.
+  """
+  with contextlib.ExitStack() as stack:
+    with reading(path):
+      file = stack.enter_context(_open(path))
+      if not isinstance(filesystems.FileSystems.get_filesystem(path), localfilesystem.LocalFileSystem):
+        copy = stack.enter_context(tempfile.TemporaryFile())
+        shutil.copyfileobj(file, copy, 1 << 20)
+        copy.seek(0)
+        file = copy
+    yield file
+
+
+@contextlib.contextmanager
+def reading(path: str) -> Iterator[None]:
+  """Turns what fails inside the block into an `InputError` that says that the file cannot be read."""
   try:
-    with filesystems.FileSystems.open(path, compression_type=filesystems.CompressionTypes.UNCOMPRESSED) as file:
-      return file.read()
+    yield
   except (OSError, beam.io.filesystem.BeamIOError) as error:
     raise errors.InputError('cannot read file', path=path, found=error) from error
+
+
+def _open(path: str) -> BinaryIO:
+  return filesystems.FileSystems.open(path, compression_type=filesystems.CompressionTypes.UNCOMPRESSED)
 
 
 def write_atomically(path: str, data: bytes) -> None:

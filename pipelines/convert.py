@@ -7,13 +7,9 @@ Options of Apache Beam go behind a bare `--`. The output directory is described 
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
-import hashlib
 import itertools
-import json
 import os
 import sys
 import time
@@ -25,6 +21,7 @@ from apache_beam.io import fileio
 import numpy as np
 
 from pipelines import beam as beam_lib
+from pipelines import convert_steps
 from pipelines import output
 from tpu_graphs import cli
 from tpu_graphs import dumps
@@ -32,15 +29,12 @@ from tpu_graphs import errors
 from tpu_graphs import feature_choices
 from tpu_graphs import manifest as manifest_lib
 from tpu_graphs import module as module_lib
-from tpu_graphs import readers
+from tpu_graphs import npz
 from tpu_graphs import records
-from tpu_graphs import schema
-from tpu_graphs import statistics
+from tpu_graphs import selection
 
 _SUFFIXES = ('.npz', '.pb')
 _BYTES_PER_SHARD = 8 << 20  # Of compressed input; the default for the number of shards.
-_STATISTICS_BUCKETS = 64
-_OPCODE_LENGTH = 100  # Of an opcode's name in the manifest; a damaged file may have a name of any length.
 _OPCODES_SHOWN = 10
 
 
@@ -54,6 +48,9 @@ class ConvertOptions:
       names, and else a hash of the module's graph: 80 % train, 10 % valid, 10 % test.
     num_shards: files per split, fewer where a split has fewer records; None leaves it to the size of the input.
     on_error: 'fail' stops at the first input that cannot be used, 'skip' lists it in `rejected.jsonl` and goes on.
+    max_rejected_fraction: the conversion fails where more than this share of the input files cannot be used.
+    max_array_bytes: inputs with a larger array are refused before it is allocated; see `npz.stream`.
+    configs: which configs of each module are kept.
     records: how modules become records. Its seed also decides the hashed split and the order of the records.
     choices: how the features of ops are made.
     hlo_stage: which programs of a folder that is an XLA dump; see `dumps.find`.
@@ -62,6 +59,9 @@ class ConvertOptions:
   split: str | None = None
   num_shards: int | None = None
   on_error: str = 'fail'
+  max_rejected_fraction: float = 1.0
+  max_array_bytes: int = npz.DEFAULT_MAX_ARRAY_BYTES
+  configs: selection.ConfigSelection = selection.ConfigSelection()
   records: records.RecordOptions = records.RecordOptions()
   choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED
   hlo_stage: str = 'after'
@@ -71,19 +71,21 @@ class ConvertOptions:
     dumps.check_stage(self.hlo_stage, where='--hlo_stage')
     if self.num_shards is not None and self.num_shards < 1:
       raise errors.InputError('too few shards', where='--num_shards', found=self.num_shards, expected='>= 1')
+    if not 0 <= self.max_rejected_fraction <= 1:
+      raise errors.InputError('no share', where='--max_rejected_fraction', found=self.max_rejected_fraction,
+                              expected='0 to 1')
 
   @property
   def kind(self) -> str:
     return module_lib.kind_of_collection(self.collection)
 
-
-@dataclasses.dataclass(frozen=True)
-class _Item:
-  """A record on its way to its shard. Items are ordered by `key`, a hash, so neighbours in a shard are unrelated."""
-  key: int
-  split: str
-  path: str
-  record: records.Record
+  def to_json(self) -> dict[str, Any]:
+    """The options as the manifest shows them."""
+    return {'split': self.split, 'num_shards': self.num_shards, 'on_error': self.on_error,
+            'max_array_bytes': self.max_array_bytes, 'max_configs': self.configs.max_configs,
+            'config_sampling': self.configs.sampling, 'dedup_configs': self.configs.dedup,
+            'max_configs_per_record': self.records.max_configs, 'max_record_bytes': self.records.max_bytes,
+            'seed': self.records.seed, 'hlo_stage': self.hlo_stage, **self.choices.to_json()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,185 +161,6 @@ def _patterns_in(folder: str, hlo_stage: str) -> list[str]:
   return patterns
 
 
-def split_of(module: module_lib.Module, path: str, options: ConvertOptions) -> str:
-  """The split of a module; see `ConvertOptions.split`. Equal graphs without a folder always share their split."""
-  if options.split:
-    return options.split
-  folder = path.replace('\\', '/').split('/')[-2:-1]
-  if folder and folder[0] in manifest_lib.SPLITS:
-    return folder[0]
-  share = _hash(options.records.seed, module.topology_fingerprint()) / 2**64
-  return 'train' if share < 0.8 else 'valid' if share < 0.9 else 'test'
-
-
-def _hash(seed: int, *parts: bytes) -> int:
-  """A 64-bit hash that is the same on every machine."""
-  digest = hashlib.blake2b(digest_size=8, key=str(seed).encode())
-  for part in parts:
-    digest.update(len(part).to_bytes(8, 'little') + part)
-  return int.from_bytes(digest.digest(), 'little')
-
-
-class ReadModules(beam.DoFn):
-  """Path -> `_Item`s; beside them, by tag, what becomes of everything else in the file."""
-
-  REJECTED, STATISTICS, COUNTS, SOURCE, OPCODES = 'rejected', 'statistics', 'counts', 'source', 'opcodes'
-
-  def __init__(self, directory: str, options: ConvertOptions):
-    self._directory = directory
-    self._options = options
-    self._modules = beam.metrics.Metrics.counter('convert', 'modules')
-    self._configs = beam.metrics.Metrics.counter('convert', 'configs')
-    self._rejected = beam.metrics.Metrics.counter('convert', 'rejected')
-    self._milliseconds = beam.metrics.Metrics.distribution('convert', 'milliseconds_per_file')
-
-  def process(self, path: str):
-    start = time.monotonic()
-    try:
-      data = beam_lib.read_bytes(path)
-      yield beam.pvalue.TaggedOutput(self.SOURCE, (1, len(data), _hash(0, data)))
-      extraction = readers.from_bytes(data, path=path, kind=self._options.kind, choices=self._options.choices)
-    except errors.InputError as error:
-      yield self._reject(error)
-      return
-    for reason, count in extraction.skipped.items():
-      yield self._count('skipped', reason, count)
-    for module in extraction.modules:
-      try:
-        with errors.in_file(path):
-          encoded = list(records.encode(module, self._options.records))
-      except errors.InputError as error:
-        yield self._reject(error)
-        continue
-      yield from self._outputs(module, path, encoded)
-    self._milliseconds.update(int(1e3 * (time.monotonic() - start)))
-
-  def _outputs(self, module: module_lib.Module, path: str, encoded: list[records.Record]):
-    split = split_of(module, path, self._options)
-    for record in encoded:
-      key = _hash(self._options.records.seed, module.module_id.encode(), str(record.part).encode())
-      yield _Item(key, split, path, record)
-    for reason, count in module.dropped_runs.items():
-      yield self._count('dropped', reason, count)
-    for opcode, count in module.unknown_opcodes.items():
-      yield beam.pvalue.TaggedOutput(self.OPCODES, (opcode[:_OPCODE_LENGTH], count))
-    if split == 'train':
-      bucket = _hash(0, module.module_id.encode()) % _STATISTICS_BUCKETS
-      yield beam.pvalue.TaggedOutput(self.STATISTICS, (bucket, (module.module_id, statistics.Statistics.of(module))))
-    self._modules.inc()
-    self._configs.inc(module.num_configs)
-
-  def _count(self, what: str, reason: str, count: int) -> beam.pvalue.TaggedOutput:
-    return beam.pvalue.TaggedOutput(self.COUNTS, ((what, reason), count))
-
-  def _reject(self, error: errors.InputError) -> beam.pvalue.TaggedOutput:
-    self._rejected.inc()
-    if self._options.on_error == 'fail':
-      output.report_failure(self._directory, error)
-      raise error
-    return beam.pvalue.TaggedOutput(self.REJECTED, error.to_dict())
-
-
-class AssignShards(beam.DoFn):
-  """`_Item` -> ((split, shard, number of shards), item), dealing the items of a split to its shards in key order."""
-
-  def __init__(self, num_shards: int):
-    self._num_shards = num_shards
-
-  def process(self, item: _Item, keys: Mapping[str, np.ndarray]):
-    split_keys = keys[item.split]
-    num_shards = min(self._num_shards, len(split_keys))
-    yield (item.split, int(np.searchsorted(split_keys, np.uint64(item.key))) % num_shards, num_shards), item
-
-
-class WriteShard(beam.DoFn):
-  """((split, shard, number of shards), items) -> `manifest.Shard`, writing the TFRecord file."""
-
-  def __init__(self, directory: str):
-    self._directory = directory
-
-  def process(self, element: tuple[tuple[str, int, int], Iterable[_Item]]) -> Iterator[manifest_lib.Shard]:
-    (split, shard, num_shards), items = element
-    items = sorted(items, key=lambda item: (item.key, item.path))
-    for item, following in itertools.pairwise(items):
-      if item.key == following.key:
-        error = errors.InputError(
-            'module_id occurs twice', path=following.path, where=item.record.module_id, found=f'also in {item.path}',
-            expected=f'distinct names in split {split}', fix='rename one, or convert them into two datasets')
-        output.report_failure(self._directory, error)
-        raise error
-    name = f'{split}/part-{shard:05d}-of-{num_shards:05d}.tfrecord'
-    folder, path = output.join(self._directory, split), output.join(self._directory, name)
-    if not filesystems.FileSystems.exists(folder):
-      with contextlib.suppress(OSError):  # Another worker may be first.
-        filesystems.FileSystems.mkdirs(folder)
-    # The same step may run twice at a time, so each attempt has a name of its own until it is done.
-    temporary = f'{path}.{time.monotonic_ns():x}.partial'
-    with filesystems.FileSystems.create(
-        temporary, compression_type=filesystems.CompressionTypes.UNCOMPRESSED) as file:
-      size, checksum = records.write_tfrecords(file, (item.record.data for item in items))
-    beam_lib.rename(temporary, path)
-    sizes = [item.record.sizes for item in items]
-    first = [item.record for item in items if item.record.part == 0]
-    yield manifest_lib.Shard(
-        name=name, records=len(items), modules=len(first), measured=sum(record.measured for record in first),
-        without_configs=sum(not record.sizes['configs'] for record in first),
-        configs=sum(size['configs'] for size in sizes), bytes=size, crc32c=f'{checksum:08x}',
-        max_sizes={name: max(size[name] for size in sizes) for name in sizes[0]},
-        total_sizes={name: sum(size[name] for size in sizes) for name in sizes[0]})
-
-
-class Publish(beam.DoFn):
-  """Writes everything but the shards; the manifest last."""
-
-  def __init__(self, directory: str, options: ConvertOptions):
-    self._directory = directory
-    self._options = options
-
-  def process(self, _, shards: list[manifest_lib.Shard], rejected: list[dict[str, Any]],
-              counts: list[tuple[tuple[str, str], int]], source: tuple[int, int, int], opcodes: list[tuple[str, int]],
-              parts: list[tuple[int, statistics.Statistics]]) -> Iterator[manifest_lib.Manifest]:
-    def count(what):
-      return {reason: number for (found, reason), number in sorted(counts) if found == what}
-
-    by_split = collections.defaultdict(list)
-    for shard in shards:
-      by_split[shard.name.partition('/')[0]].append(shard)
-    files, size, digest = source
-    manifest = manifest_lib.Manifest(
-        collection=self._options.collection, kind=self._options.kind, options=_recorded(self._options),
-        splits={split: manifest_lib.Split.of(by_split[split]) for split in manifest_lib.SPLITS if split in by_split},
-        rejected_inputs=dict(sorted(collections.Counter(row['reason'] for row in rejected).items())),
-        skipped_modules=count('skipped'), dropped_runs=count('dropped'),
-        source={'files': files, 'bytes': size, 'fingerprint': f'{digest:016x}'}, unknown_opcodes=dict(opcodes))
-    if not shards:
-      error = errors.InputError(
-          'no usable module in the input', found=json.dumps({**manifest.rejected_inputs, **manifest.skipped_modules}),
-          path=min((row['path'] for row in rejected if row['path']), default=None))
-      output.report_failure(self._directory, error)
-      raise error
-    # Buckets are merged in order, and modules in a bucket as well: floating point sums depend on it.
-    total = statistics.merge_all(part for _, part in sorted(parts, key=lambda pair: pair[0]))
-    rows = sorted(rejected, key=lambda row: json.dumps(row, sort_keys=True))
-    output.publish(self._directory, manifest=manifest, files={
-        manifest_lib.SCHEMA_NAME: schema.text(self._options.kind, num_extra=self._options.choices.num_extra),
-        manifest_lib.STATISTICS_NAME: json.dumps((total or statistics.Statistics({}, {})).to_json(), indent=1) + '\n',
-        manifest_lib.REJECTED_NAME: ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)})
-    yield manifest
-
-
-def _recorded(options: ConvertOptions) -> dict[str, Any]:
-  """The options as the manifest shows them."""
-  return {'split': options.split, 'num_shards': options.num_shards, 'on_error': options.on_error,
-          'max_configs_per_record': options.records.max_configs, 'max_record_bytes': options.records.max_bytes,
-          'seed': options.records.seed, 'hlo_stage': options.hlo_stage, **options.choices.to_json()}
-
-
-def _merge_bucket(element: tuple[int, Iterable[tuple[str, statistics.Statistics]]]):
-  bucket, named = element
-  return bucket, statistics.merge_all(part for _, part in sorted(named, key=lambda pair: pair[0]))
-
-
 def _add_sources(sources: Iterable[tuple[int, int, int]]) -> tuple[int, int, int]:
   files = size = digest = 0
   for source in sources:
@@ -367,15 +190,15 @@ class Convert(beam.PTransform):
       raise errors.InputError('number of shards missing', where='num_shards', expected='>= 1')
 
   def expand(self, patterns: beam.PCollection) -> beam.PCollection:
+    tags = convert_steps.ReadModules
     read = (
         patterns
         | 'Match' >> fileio.MatchAll()
         | 'Path' >> beam.Map(lambda metadata: metadata.path.removeprefix('./'))
         | 'Distinct' >> beam.Distinct()
         | 'Spread' >> beam.Reshuffle()
-        | 'Read' >> beam.ParDo(ReadModules(self.directory, self.options)).with_outputs(
-            ReadModules.REJECTED, ReadModules.STATISTICS, ReadModules.COUNTS, ReadModules.SOURCE,
-            ReadModules.OPCODES, main='items'))
+        | 'Read' >> beam.ParDo(convert_steps.ReadModules(self.directory, self.options)).with_outputs(
+            tags.REJECTED, tags.STATISTICS, tags.COUNTS, tags.SOURCE, tags.OPCODES, main='items'))
     keys = (
         read.items
         | 'Key' >> beam.Map(lambda item: (item.split, item.key))
@@ -384,17 +207,17 @@ class Convert(beam.PTransform):
         | 'Index' >> beam.Map(_keys_by_split))
     shards = (
         read.items
-        | 'Assign' >> beam.ParDo(AssignShards(self.options.num_shards), beam.pvalue.AsSingleton(keys))
+        | 'Assign' >> beam.ParDo(convert_steps.AssignShards(self.options.num_shards), beam.pvalue.AsSingleton(keys))
         | 'Group' >> beam.GroupByKey()
-        | 'Write' >> beam.ParDo(WriteShard(self.directory)))
+        | 'Write' >> beam.ParDo(convert_steps.WriteShard(self.directory)))
     buckets = (
-        read[ReadModules.STATISTICS]
+        read[tags.STATISTICS]
         | 'Bucket' >> beam.GroupByKey()
-        | 'Statistics' >> beam.Map(_merge_bucket))
-    counts = read[ReadModules.COUNTS] | 'Count' >> beam.CombinePerKey(sum)
-    source = read[ReadModules.SOURCE] | 'Source' >> beam.CombineGlobally(_add_sources)
+        | 'Statistics' >> beam.ParDo(convert_steps.MergeStatistics(self.directory)))
+    counts = read[tags.COUNTS] | 'Count' >> beam.CombinePerKey(sum)
+    source = read[tags.SOURCE] | 'Source' >> beam.CombineGlobally(_add_sources)
     opcodes = (
-        read[ReadModules.OPCODES]
+        read[tags.OPCODES]
         | 'Opcodes' >> beam.CombinePerKey(sum)
         | 'Frequent' >> beam.combiners.Top.Smallest(manifest_lib.MAX_UNKNOWN_OPCODES,
                                                     key=lambda pair: (-pair[1], pair[0])))
@@ -402,8 +225,8 @@ class Convert(beam.PTransform):
         patterns.pipeline
         | 'Start' >> beam.Create([None])
         | 'Publish' >> beam.ParDo(
-            Publish(self.directory, self.options), beam.pvalue.AsList(shards),
-            beam.pvalue.AsList(read[ReadModules.REJECTED]), beam.pvalue.AsList(counts),
+            convert_steps.Publish(self.directory, self.options), beam.pvalue.AsList(shards),
+            beam.pvalue.AsList(read[tags.REJECTED]), beam.pvalue.AsList(counts),
             beam.pvalue.AsSingleton(source), beam.pvalue.AsSingleton(opcodes), beam.pvalue.AsList(buckets)))
 
 
@@ -429,7 +252,7 @@ def convert(*, inputs: Sequence[str], directory: str, options: ConvertOptions, o
   if options.num_shards is None:
     options = dataclasses.replace(options, num_shards=-(-max(found.bytes, 1) // _BYTES_PER_SHARD))
   pipeline = beam_lib.pipeline(beam_args, input_bytes=found.bytes)
-  request = {'collection': options.collection, 'inputs': sorted(inputs), **_recorded(options)}
+  request = {'collection': options.collection, 'inputs': sorted(inputs), **options.to_json()}
   output.begin(directory, request=request, overwrite=overwrite)
   try:
     _ = pipeline | 'Patterns' >> beam.Create(found.patterns) | 'Convert' >> Convert(directory, options)
@@ -458,6 +281,10 @@ def describe(manifest: manifest_lib.Manifest) -> str:
               ('input', f'rejected (see {manifest_lib.REJECTED_NAME})', manifest.rejected_inputs))
   for thing, what, reasons in left_out:
     lines.extend(f'{count:,} {thing}{"s" if count > 1 else ""} {what}: {reason}' for reason, count in reasons.items())
+  for number, why in ((manifest.deduplicated_configs, 'another of the module has the same features'),
+                      (manifest.sampled_out_configs, 'not in the sample of its module')):
+    if number:
+      lines.append(f'{number:,} config{"s" if number > 1 else ""} left out: {why}')
   if without := sum(split.without_configs for split in manifest.splits.values()):
     lines.append(f'{without:,} module{"s" if without > 1 else ""} without configs: nothing to train on; to rank such '
                  'a program, give rank its --configs')
@@ -498,13 +325,24 @@ def _define_flags(flag_values) -> None:
                        flag_values=flag_values)
   flags.DEFINE_enum('on_error', 'fail', ['fail', 'skip'], 'Whether to stop at an input that cannot be used, or to list '
                     'it in rejected.jsonl and go on.', flag_values=flag_values)
+  flags.DEFINE_float('max_rejected_fraction', 1.0, 'With --on_error=skip: fail, with nothing written but the list of '
+                     'them, where more than this share of the input files cannot be used.',
+                     lower_bound=0.0, upper_bound=1.0, flag_values=flag_values)
+  flags.DEFINE_integer('max_array_bytes', npz.DEFAULT_MAX_ARRAY_BYTES, 'Input with a larger array cannot be used.',
+                       lower_bound=1, flag_values=flag_values)
+  flags.DEFINE_integer('max_configs', None, 'Keep a sample of the configs of modules with more.', lower_bound=1,
+                       flag_values=flag_values)
+  flags.DEFINE_enum('config_sampling', 'uniform', selection.SAMPLINGS, 'The sample: at random, evenly over the ranks '
+                    'of the runtimes, or at random with a preference for the fastest.', flag_values=flag_values)
+  flags.DEFINE_enum('dedup_configs', 'off', selection.DEDUPS, 'Keep one of several configs with the same features: the '
+                    'first, that with the least runtime, or the first with the mean runtime.', flag_values=flag_values)
   flags.DEFINE_enum('layout_padding', '0', list(map(str, feature_choices.LAYOUT_PADDINGS)), 'Fills the unused ones of '
                     'the node features layout_minor_to_major: 0 as published, -1 to tell "no dimension" from '
                     '"dimension 0".', flag_values=flag_values)
   flags.DEFINE_multi_string('extra_features', None, 'package.module:attribute of node features of your own, a function '
                             'under @feature_choices.node_features. May be given several times.',
                             flag_values=flag_values)
-  flags.DEFINE_integer('seed', 0, 'Decides hashed splits, and the order of configs and records.',
+  flags.DEFINE_integer('seed', 0, 'Decides hashed splits, samples, and the order of configs and records.',
                        lower_bound=0, upper_bound=2**32 - 1, flag_values=flag_values)
   flags.DEFINE_bool('overwrite', False, 'Replace a dataset that exists; it is removed at the start.',
                     flag_values=flag_values)
@@ -516,6 +354,9 @@ def _job(flag_values, beam_args: list[str]) -> int:
   options = ConvertOptions(
       collection=flag_values.collection, split=flag_values.split, num_shards=flag_values.num_shards,
       on_error=flag_values.on_error, hlo_stage=flag_values.hlo_stage,
+      max_rejected_fraction=flag_values.max_rejected_fraction, max_array_bytes=flag_values.max_array_bytes,
+      configs=selection.ConfigSelection(max_configs=flag_values.max_configs, sampling=flag_values.config_sampling,
+                                        dedup=flag_values.dedup_configs, seed=flag_values.seed),
       records=records.RecordOptions(max_configs=flag_values.max_configs_per_record,
                                     max_bytes=flag_values.max_record_bytes, seed=flag_values.seed),
       choices=feature_choices.FeatureChoices(

@@ -23,14 +23,26 @@ IN_PROGRESS_NAME = 'in_progress.json'
 FAILURE_NAME = 'failure.json'
 _OWN_NAMES = (manifest_lib.FILE_NAME, manifest_lib.SCHEMA_NAME, manifest_lib.STATISTICS_NAME,
               manifest_lib.REJECTED_NAME, IN_PROGRESS_NAME, FAILURE_NAME)
+_SPILL_FOLDER = '.spill'
 _OWN = re.compile(
     rf'({"|".join(map(re.escape, _OWN_NAMES))}|({"|".join(manifest_lib.SPLITS)})/part-\d+-of-\d+\.tfrecord)'
-    r'(\.[0-9a-f]+\.partial)?')  # The suffix of a file that is not yet complete.
+    r'(\.[0-9a-f]+\.partial)?'  # The suffix of a file that is not yet complete.
+    rf'|{re.escape(_SPILL_FOLDER)}/[0-9a-f]+')
 
 
 def join(directory: str, *names: str) -> str:
   """Path of a file below `directory` on any file system."""
   return posixpath.join(directory, *names)
+
+
+def spill_folder(directory: str) -> str:
+  """Where steps of the conversion leave for each other what is large; gone when the dataset is published."""
+  return join(directory, _SPILL_FOLDER)
+
+
+def rejected_path(directory: str) -> str:
+  """Where the list of refused inputs lies after a conversion that failed because of them: beside `directory`."""
+  return f'{directory.rstrip("/")}.{manifest_lib.REJECTED_NAME}'
 
 
 def list_files(directory: str) -> list[str]:
@@ -56,7 +68,8 @@ def begin(directory: str, *, request: dict[str, Any], overwrite: bool) -> None:
     raise errors.InputError('output cannot have a glob character in its name', path=directory,
                             expected='a name without * ? [')
   files = list_files(directory)
-  if manifest_lib.FILE_NAME in files and not overwrite:
+  # With the mark of a conversion still beside it, a manifest is that of one interrupted at its very end.
+  if manifest_lib.FILE_NAME in files and IN_PROGRESS_NAME not in files and not overwrite:
     raise errors.InputError('output exists', path=directory, found='a dataset', expected='no directory or an empty one',
                             fix='give --overwrite to replace it')
   foreign = [name for name in files if not _OWN.fullmatch(name)]
@@ -87,9 +100,9 @@ def publish(directory: str, *, manifest: manifest_lib.Manifest, files: dict[str,
 
 
 def end(directory: str) -> None:
-  """Removes from a published directory the mark of a conversion in progress, and what failed attempts of steps left."""
-  _delete(directory, [name for name in list_files(directory)
-                      if name in (IN_PROGRESS_NAME, FAILURE_NAME) or name.endswith('.partial')])
+  """Removes from a published directory the mark of a conversion in progress, and what steps left, done or failed."""
+  _delete(directory, [name for name in list_files(directory) if name in (IN_PROGRESS_NAME, FAILURE_NAME) or
+                      name.endswith('.partial') or name.startswith(f'{_SPILL_FOLDER}/')])
 
 
 def abandon(directory: str) -> errors.InputError | None:
@@ -100,7 +113,7 @@ def abandon(directory: str) -> errors.InputError | None:
     reported = errors.InputError(**json.loads(beam_lib.read_bytes(join(directory, FAILURE_NAME))))
   _delete(directory, files)
   with contextlib.suppress(OSError):  # A link to a directory stays, and an object store has no directories.
-    filesystems.FileSystems.delete([directory])
+    filesystems.FileSystems.delete([directory.rstrip('/')])
   return reported
 
 
@@ -110,7 +123,9 @@ def report_failure(directory: str, error: errors.InputError) -> None:
 
 
 def _delete(directory: str, files: list[str]) -> None:
-  """Deletes `files`, the manifest first, so that a half-deleted dataset is none."""
+  """Deletes `files`, the manifest first, so that a half-deleted dataset is none, and the mark of a conversion last."""
   ordered = sorted(files, key=lambda name: (name != manifest_lib.FILE_NAME, name == IN_PROGRESS_NAME, name))
   for name in ordered:
+    if name == IN_PROGRESS_NAME and filesystems.FileSystems.exists(spill_folder(directory)):
+      filesystems.FileSystems.delete([spill_folder(directory)])  # Empty by now. An object store has no folders.
     filesystems.FileSystems.delete([join(directory, name)])

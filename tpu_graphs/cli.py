@@ -37,6 +37,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {  # Command -> module with `main(argv
     'evaluate': ('baselines.evaluate', 'measure how well a trained model ranks the configs of a split'),
     'rank': ('baselines.rank', 'rank the configs of a program, fastest first'),
     'inspect': ('pipelines.inspect_files', 'show what files of measured programs hold, or draw a module'),
+    'export': ('pipelines.export', 'write a dataset directory as npz or PyTorch Geometric files'),
 }
 
 INPUT_ERROR = 1

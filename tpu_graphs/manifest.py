@@ -87,6 +87,8 @@ class Manifest:
     source: number of input files, their bytes, and a fingerprint of their contents that depends on no order.
     unknown_opcodes: opcodes that `features.opcodes` lacks -> number of ops, most frequent first, at most
       `MAX_UNKNOWN_OPCODES`.
+    deduplicated_configs: number of configs left out because another one of the module has the same features.
+    sampled_out_configs: number of configs left out by a sample.
     format_version: of this file and the directory. Fields that came later and are missing have their defaults.
   """
   collection: str
@@ -98,6 +100,8 @@ class Manifest:
   dropped_runs: Mapping[str, int]
   source: Mapping[str, Any]
   unknown_opcodes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  deduplicated_configs: int = 0
+  sampled_out_configs: int = 0
   format_version: int = FORMAT_VERSION
 
   @property

@@ -2,19 +2,21 @@
 
 A file is read in two passes: first the directory of the zip and the npy headers, which tell every name, dtype and
 shape and are all checked before any array is inflated, then the arrays. Layout configs, by far the largest array, are
-inflated in blocks and narrowed to int8 on the way. Nothing is ever unpickled.
+inflated in blocks and narrowed to int8 on the way; `stream` gives them block by block. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import contextlib
 import dataclasses
 import errno
 import lzma
+import math
 import os
 import pathlib
-from typing import Any, BinaryIO
+import struct
+from typing import IO, Any, BinaryIO
 import zipfile
 import zlib
 
@@ -24,9 +26,10 @@ from tpu_graphs import errors
 from tpu_graphs import feature_choices
 from tpu_graphs import features
 from tpu_graphs import module as module_lib
+from tpu_graphs import streams
 
 DEFAULT_MAX_ARRAY_BYTES = 16 << 30
-_BLOCK_BYTES = 16 << 20
+_BLOCK_BYTES = 1 << 20  # Inflated at a time.
 _Specs = Mapping[str, tuple[str, tuple[Any, ...]]]
 
 # Array -> (dtype kinds, shape). Letters are sizes that must agree over the arrays of a file; see `Module`.
@@ -54,6 +57,9 @@ _OPTIONAL_ARRAYS = {
     'config_id': ('iu', ('C',)),
 }
 
+_STREAMED = 'node_config_feat'
+_LOCAL_HEADER_BYTES, _LENGTHS_IN_LOCAL_HEADER = 30, 26  # Of a zip member: its size but for name and extra field.
+
 SHORT_RUN = f'time < {module_lib.MIN_RUNTIME_NS} ns'
 NO_NORMALIZER = 'no normalizer'
 
@@ -68,10 +74,7 @@ class _Header:
 
   @property
   def nbytes(self) -> int:
-    size = self.dtype.itemsize
-    for length in self.shape:
-      size *= length
-    return size
+    return self.dtype.itemsize * math.prod(self.shape)
 
 
 def load(path: str | os.PathLike[str], *, kind: str | None = None,
@@ -103,14 +106,47 @@ def read(file: BinaryIO, *, path: str, kind: str | None = None,
          choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
          max_array_bytes: int = DEFAULT_MAX_ARRAY_BYTES) -> module_lib.Module:
   """`load` from an open, seekable file; `path` serves for the module's name and in errors."""
-  with errors.in_file(path), _damage_explained(file), zipfile.ZipFile(file) as archive:
+  return stream(file, path=path, kind=kind, choices=choices, max_array_bytes=max_array_bytes).load()
+
+
+def stream(file: BinaryIO, *, path: str, kind: str | None = None,
+           choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
+           max_array_bytes: int = DEFAULT_MAX_ARRAY_BYTES) -> streams.ConfigStream:
+  """`read`, but leaves layout configs in the file, which must stay open while they are read.
+
+  Then values are checked in those configs alone that are read, and the member's checksum only if it is compressed or
+  all of it is read: of one stored without compression, nothing but these configs is read. Extra features are computed
+  from the graph without its configs. `max_array_bytes` holds for the whole array of configs all the same: it limits
+  what a file can make a reader write to disk.
+  """
+  head = _head(file)
+  with errors.in_file(path), _damage_explained(head):
+    archive = zipfile.ZipFile(file)  # Closing it would do nothing: the file is the caller's.
     headers = _headers(archive, max_array_bytes)
     kind = _check_kind(headers, kind, _KIND_ARRAYS)
     known = {**_GRAPH_ARRAYS, **_KIND_ARRAYS[kind], **_OPTIONAL_ARRAYS}
-    arrays = _arrays(archive, headers, known)
+    arrays = _arrays(archive, headers, known, leave=(_STREAMED,))
     if choices.layout_padding:
       feature_choices.pad_layouts(arrays['node_feat'])
-    return choices.add_extra(_module(kind, pathlib.PurePosixPath(path).name.removesuffix('.npz'), arrays))
+    measured = _mark_unmeasured(kind, arrays)
+    outline = _outline(kind, pathlib.PurePosixPath(path).name.removesuffix('.npz'), arrays)
+    if kind == 'tile':
+      configs = streams.ConfigStream.of(choices.add_extra(outline))
+    else:
+      ids = arrays['node_config_ids']
+      empty = np.zeros((0, ids.size, features.NUM_LAYOUT_FEATURES), np.int8)
+      graph = dataclasses.replace(outline.select_configs(np.arange(0)), node_config_ids=ids, node_config_feat=empty)
+      configs = streams.ConfigStream(
+          graph=choices.add_extra(graph), config_runtime=outline.config_runtime, config_id=outline.config_id,
+          config_runtime_normalizers=None, read=lambda rows: read_rows(rows))
+    if outline.dropped_runs:
+      configs = configs.select(np.flatnonzero(measured))
+
+  def read_rows(rows: np.ndarray) -> Iterator[np.ndarray]:
+    with errors.in_file(path), _damage_explained(head):
+      yield from _config_blocks(archive, headers[_STREAMED], rows)
+
+  return configs
 
 
 def read_configs(file: BinaryIO, *, path: str, kind: str,
@@ -129,7 +165,7 @@ def read_configs(file: BinaryIO, *, path: str, kind: str,
   Raises:
     InputError: the file is damaged, holds configs of the other kind or none, or an array of a wrong dtype or shape.
   """
-  with errors.in_file(path), _damage_explained(file), zipfile.ZipFile(file) as archive:
+  with errors.in_file(path), _damage_explained(_head(file)), zipfile.ZipFile(file) as archive:
     headers = _headers(archive, max_array_bytes)
     return _arrays(archive, headers, _CONFIG_ARRAYS[_check_kind(headers, kind, _CONFIG_ARRAYS)])
 
@@ -175,11 +211,20 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray])
     raise
 
 
-@contextlib.contextmanager
-def _damage_explained(file: BinaryIO) -> Iterator[None]:
-  """Turns what zipfile, zlib and NumPy raise on a damaged file into one `InputError` that tells the damage."""
+def _head(file: BinaryIO) -> bytes:
+  """The first bytes of an open file, which is left at its start."""
   head = file.read(64)
   file.seek(0)
+  return head
+
+
+@contextlib.contextmanager
+def _damage_explained(head: bytes) -> Iterator[None]:
+  """Turns what zipfile, zlib and NumPy raise on a damaged file into one `InputError` that tells the damage.
+
+  Args:
+    head: how the file begins.
+  """
   try:
     yield
   except errors.InputError:
@@ -272,44 +317,150 @@ def _check_headers(headers: dict[str, _Header], known: _Specs) -> None:
         sizes.setdefault(letter, (size, name))
 
 
-def _arrays(archive: zipfile.ZipFile, headers: dict[str, _Header], known: _Specs) -> dict[str, np.ndarray]:
-  """Those of the `known` arrays that are there, once all of them are found fit."""
+def _arrays(archive: zipfile.ZipFile, headers: dict[str, _Header], known: _Specs,
+            leave: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
+  """Those of the `known` arrays that are there but for those to `leave`, once all of them are found fit."""
   headers = {name: headers[name] for name in known if name in headers}
   _check_headers(headers, known)
-  return {name: _array(archive, name, header) for name, header in headers.items()}
+  return {name: _array(archive, name, header) for name, header in headers.items() if name not in leave}
 
 
 def _array(archive: zipfile.ZipFile, name: str, header: _Header) -> np.ndarray:
   """Inflates one array; layout configs come out as int8. With the last byte, zipfile checks the CRC."""
-  with archive.open(f'{name}.npy') as stream:
-    stream.read(header.body)
-    order = header.shape[::-1] if header.fortran_order else header.shape
-    narrow = name == 'node_config_feat'
-    flat = np.empty(header.nbytes // max(header.dtype.itemsize, 1), np.int8 if narrow else header.dtype)
-    step = max(1, _BLOCK_BYTES // max(header.dtype.itemsize, 1))
-    for start in range(0, flat.size, step):
-      size = min(step, flat.size - start)
-      data = stream.read(size * header.dtype.itemsize)
-      if len(data) < size * header.dtype.itemsize:
-        raise EOFError(f'{name} ends early')
-      block = np.frombuffer(data, header.dtype)
-      flat[start:start + size] = _narrow(block, start, header) if narrow else block
-  array = flat.reshape(order)
-  return np.ascontiguousarray(array.T) if header.fortran_order else array
+  if name == _STREAMED:
+    configs = np.empty(header.shape, np.int8)
+    streams.fill(configs, _config_blocks(archive, header, np.arange(header.shape[0])))
+    return configs
+  flat = np.empty(math.prod(header.shape), header.dtype)
+  with archive.open(f'{name}.npy') as member:
+    streams.fill(flat, _chunks(member, name, header))
+  if header.fortran_order:
+    return np.ascontiguousarray(flat.reshape(header.shape[::-1]).T)
+  return flat.reshape(header.shape)
 
 
-def _narrow(block: np.ndarray, start: int, header: _Header) -> np.ndarray:
+def _chunks(member: IO[bytes], name: str, header: _Header) -> Iterator[np.ndarray]:
+  """The values of an array in the order of the file, [size] each."""
+  member.read(header.body)
+  size, step = math.prod(header.shape), max(1, _BLOCK_BYTES // max(header.dtype.itemsize, 1))
+  for start in range(0, size, step):
+    yield np.frombuffer(_exactly(member, min(step, size - start) * header.dtype.itemsize, name), header.dtype)
+
+
+def _exactly(file: IO[bytes], size: int, name: str) -> bytes:
+  data = file.read(size)
+  if len(data) < size:
+    raise EOFError(f'{name} ends early')
+  return data
+
+
+def _config_blocks(archive: zipfile.ZipFile, header: _Header, rows: np.ndarray) -> Iterator[np.ndarray]:
+  """Layout configs at `rows`, ascending int64 [c], as int8 [b, NC, 18] in blocks; see `stream` for what is checked."""
+  if header.fortran_order:
+    yield from _transposed_blocks(archive, header, rows)
+    return
+  row_bytes = math.prod(header.shape[1:]) * header.dtype.itemsize
+  near = streams.rows_per_block(row_bytes, _BLOCK_BYTES)  # Rows that are read together, those between them as well.
+  per_block = min(rows.size, streams.rows_per_block(math.prod(header.shape[1:])))
+  block, filled = np.empty((0, *header.shape[1:]), np.int8), 0
+  with _rows_of_member(archive, header, row_bytes, whole=rows.size == header.shape[0]) as read:
+    for group in np.split(rows, np.flatnonzero(np.diff(rows // near)) + 1) if rows.size else ():
+      first, size = int(group[0]), int(group[-1] - group[0]) + 1
+      values = np.frombuffer(read(first, first + size), header.dtype).reshape(size, *header.shape[1:])
+      if size != group.size:
+        values = values[group - first]
+      narrowed, bad = _narrow(values)
+      if bad:
+        raise _no_small_integer([group[bad[0]], *bad[1:]], values[bad])
+      while len(narrowed):
+        if not filled:
+          block = np.empty((per_block, *header.shape[1:]), np.int8)
+        size = min(len(narrowed), per_block - filled)
+        block[filled:filled + size] = narrowed[:size]
+        narrowed, filled = narrowed[size:], filled + size
+        if filled == per_block:
+          yield block
+          filled = 0
+  if filled:
+    yield block[:filled]
+
+
+@contextlib.contextmanager
+def _rows_of_member(archive: zipfile.ZipFile, header: _Header, row_bytes: int, *,
+                    whole: bool) -> Iterator[Callable[[int, int], bytes]]:
+  """Gives a function that reads configs [start, stop), forwards only.
+
+  A compressed member is inflated from its first byte to its last, so that its checksum is always compared; in one
+  that is not, the others are skipped unless it is read as a `whole`.
+  """
+  info = archive.getinfo(f'{_STREAMED}.npy')
+  with archive.open(info) as member:
+    position = 0  # In the data of the array.
+
+    def inflate(start: int, stop: int) -> bytes:
+      nonlocal position
+      skip(start * row_bytes)
+      position = stop * row_bytes
+      return _exactly(member, (stop - start) * row_bytes, _STREAMED)
+
+    def skip(target: int) -> None:
+      nonlocal position
+      while position < target:
+        position += len(_exactly(member, min(_BLOCK_BYTES, target - position), _STREAMED))
+
+    def seek(start: int, stop: int) -> bytes:
+      file.seek(data + start * row_bytes)
+      return _exactly(file, (stop - start) * row_bytes, _STREAMED)
+
+    member.read(header.body)
+    if whole or info.compress_type != zipfile.ZIP_STORED:
+      yield inflate
+      skip(header.nbytes)
+    else:
+      file: IO[bytes] = archive.fp  # type: ignore[assignment]
+      file.seek(info.header_offset + _LENGTHS_IN_LOCAL_HEADER)
+      data = info.header_offset + _LOCAL_HEADER_BYTES + sum(struct.unpack('<HH', file.read(4))) + header.body
+      yield seek
+
+
+def _transposed_blocks(archive: zipfile.ZipFile, header: _Header, rows: np.ndarray) -> Iterator[np.ndarray]:
+  """`_config_blocks` of an array in Fortran order, where the values of a config lie far apart."""
+  configs, *row_shape = header.shape
+  start = 0
+  with streams.temporary_file(math.prod(header.shape)) as file:
+    with archive.open(f'{_STREAMED}.npy') as member:
+      for chunk in _chunks(member, _STREAMED, header):
+        narrowed, bad = _narrow(chunk)
+        if bad:
+          raise _no_small_integer(np.unravel_index(start + bad[0], header.shape, 'F'), chunk[bad])
+        file.write(narrowed.data)
+        start += chunk.size
+    step = streams.rows_per_block(math.prod(row_shape))
+    for group in np.split(rows, np.flatnonzero(np.diff(rows // step)) + 1) if rows.size else ():
+      first, size = int(group[0]), int(group[-1] - group[0]) + 1
+      block = np.empty((size, *row_shape), np.int8)
+      for column in np.ndindex(*row_shape[::-1]):
+        file.seek(int(np.ravel_multi_index(column, row_shape[::-1])) * configs + first)
+        block[:, column[1], column[0]] = np.frombuffer(file.read(size), np.int8)
+      yield block[group - first]
+
+
+def _narrow(values: np.ndarray) -> tuple[np.ndarray, tuple[int, ...] | None]:
+  """`values` as int8, and the index of the first that is none."""
   with np.errstate(invalid='ignore'):
-    narrowed = block.astype(np.int8)
-  if (bad := narrowed != block).any():
-    i = int(np.argmax(bad))
-    index = [int(j) for j in np.unravel_index(start + i, header.shape, 'F' if header.fortran_order else 'C')]
-    raise errors.InputError('value not a small integer', where=f'node_config_feat{index}', found=block[i],
-                            expected='a whole number from -128 to 127 (dimensions of a layout, or -1)')
-  return narrowed
+    narrowed = values.astype(np.int8)
+  if not (bad := narrowed != values).any():
+    return narrowed, None
+  return narrowed, tuple(int(i) for i in np.unravel_index(int(np.argmax(bad)), values.shape))
 
 
-def _module(kind: str, module_id: str, arrays: dict[str, Any]) -> module_lib.Module:
+def _no_small_integer(index: Iterable[Any], value: Any) -> errors.InputError:
+  return errors.InputError('value not a small integer', where=f'{_STREAMED}{[int(i) for i in index]}', found=value,
+                           expected='a whole number from -128 to 127 (dimensions of a layout, or -1)')
+
+
+def _mark_unmeasured(kind: str, arrays: dict[str, Any]) -> np.ndarray:
+  """Marks failed runs in the `arrays`, int64 from then on; returns which configs are measured, bool [C]."""
   runtime = arrays['config_runtime'].astype(np.int64, copy=False)  # Beyond int64 it turns negative.
   if (runtime < 0).any():
     i = int(np.argmax(runtime < 0))
@@ -321,16 +472,24 @@ def _module(kind: str, module_id: str, arrays: dict[str, Any]) -> module_lib.Mod
     normalizers = arrays['config_runtime_normalizers'].astype(np.int64, copy=False)
     no_normalizer = (normalizers < 1) & ~short
   unmeasured = short | no_normalizer
-  dropped = {}
+  arrays['dropped_runs'] = {}
   if not unmeasured.all():
     reasons = {SHORT_RUN: short, NO_NORMALIZER: no_normalizer}
-    dropped = {reason: int(mask.sum()) for reason, mask in reasons.items() if mask.any()}
+    arrays['dropped_runs'] = {reason: int(mask.sum()) for reason, mask in reasons.items() if mask.any()}
   arrays['config_runtime'] = np.where(unmeasured, module_lib.UNMEASURED, runtime)
   if kind == 'tile':
     arrays['config_runtime_normalizers'] = np.where(unmeasured, module_lib.UNMEASURED, normalizers)
+  return ~unmeasured
+
+
+def _outline(kind: str, module_id: str, arrays: dict[str, Any]) -> module_lib.Module:
+  """The module of the `arrays`; of layout configs without their features, as if no op were configurable."""
+  arrays = dict(arrays)
+  c = arrays['config_runtime'].size
   n = arrays['node_opcode'].size
   splits = arrays.pop('node_splits', np.array([0, n])).reshape(-1)
-  config_id = arrays.pop('config_id', np.arange(runtime.size))
-  module = module_lib.Module(module_id=module_id, kind=kind, node_splits=splits, config_id=config_id,
-                             dropped_runs=dropped, **arrays)
-  return module.select_configs(np.flatnonzero(~unmeasured)) if dropped else module
+  config_id = arrays.pop('config_id', np.arange(c))
+  if kind == 'layout':
+    arrays['node_config_ids'] = np.arange(0)
+    arrays[_STREAMED] = np.zeros((c, 0, features.NUM_LAYOUT_FEATURES), np.int8)
+  return module_lib.Module(module_id=module_id, kind=kind, node_splits=splits, config_id=config_id, **arrays)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Mapping
 import dataclasses
 import io
 import os
+from typing import BinaryIO
 
 from tpu_graphs import dumps
 from tpu_graphs import errors
 from tpu_graphs import feature_choices
 from tpu_graphs import hlo
 from tpu_graphs import npz
+from tpu_graphs import streams
 
 
 def from_file(path: str | os.PathLike[str], *, kind: str | None = None,
@@ -52,7 +55,8 @@ def _from_dump(folder: str, kind: str | None, choices: feature_choices.FeatureCh
 
 
 def from_bytes(data: bytes, *, path: str, kind: str | None = None,
-               choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED) -> hlo.Extraction:
+               choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
+               max_array_bytes: int = npz.DEFAULT_MAX_ARRAY_BYTES) -> hlo.Extraction:
   """Reads the content of an npz file, an HLO protobuf or HLO text.
 
   Args:
@@ -61,18 +65,37 @@ def from_bytes(data: bytes, *, path: str, kind: str | None = None,
       `module_id` of text from an XLA dump ends with the program's number there: text of equal programs may be equal.
     kind: 'tile' or 'layout' to refuse the other; None takes what the file holds.
     choices: how the features of ops are made.
+    max_array_bytes: larger arrays are refused before anything is allocated.
 
   Raises:
     InputError: the content cannot be read as modules of this kind.
   """
-  is_npz = path.endswith('.npz') or (not path.endswith(('.pb', '.binpb')) and data.startswith(b'PK'))
-  if is_npz:
-    module = npz.read(io.BytesIO(data), path=path, kind=kind, choices=choices)
+  if _is_npz(path, data):
+    module = npz.read(io.BytesIO(data), path=path, kind=kind, choices=choices, max_array_bytes=max_array_bytes)
     return hlo.Extraction(modules=(module,), skipped={}, type_name='npz')
   with errors.in_file(path):
-    extraction = hlo.read(data, kind=kind, name=path, choices=choices)
+    extraction = hlo.read(data, kind=kind, name=path, choices=choices, max_array_bytes=max_array_bytes)
   number = dumps.number_of_text(path)
   if number is None:
     return extraction
   return dataclasses.replace(extraction, modules=tuple(
       dataclasses.replace(module, module_id=f'{module.module_id}.{number}') for module in extraction.modules))
+
+
+def stream(file: BinaryIO, *, path: str, kind: str, choices: feature_choices.FeatureChoices,
+           max_array_bytes: int) -> tuple[list[streams.ConfigStream], Mapping[str, int]]:
+  """As `from_bytes` from an open, seekable file, but leaves the configs of npz files there; see `npz.stream`.
+
+  Returns:
+    The modules, which can be read while the file is open, and those skipped, as in `hlo.Extraction`.
+  """
+  head = file.read(2)
+  file.seek(0)
+  if _is_npz(path, head):
+    return [npz.stream(file, path=path, kind=kind, choices=choices, max_array_bytes=max_array_bytes)], {}
+  extraction = from_bytes(file.read(), path=path, kind=kind, choices=choices, max_array_bytes=max_array_bytes)
+  return [streams.ConfigStream.of(module) for module in extraction.modules], extraction.skipped
+
+
+def _is_npz(path: str, head: bytes) -> bool:
+  return path.endswith('.npz') or (not path.endswith(('.pb', '.binpb')) and head.startswith(b'PK'))

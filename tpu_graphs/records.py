@@ -11,11 +11,12 @@ https://protobuf.dev/programming-guides/encoding; names of the features are thos
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import hashlib
+import itertools
 import struct
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
 import google_crc32c
 import numpy as np
@@ -24,6 +25,7 @@ from tpu_graphs import errors
 from tpu_graphs import features
 from tpu_graphs import module as module_lib
 from tpu_graphs import schema
+from tpu_graphs import streams
 
 if TYPE_CHECKING:
   import tensorflow_gnn as tfgnn
@@ -77,14 +79,53 @@ def encode(module: module_lib.Module, options: RecordOptions = RecordOptions()) 
   Raises:
     InputError: the graph does not fit into `options.max_bytes` with even one config.
   """
-  graph = [_entry(name, value) for name, value in _graph_features(module)]
-  graph_bytes = sum(map(len, graph))
-  for part, chosen in enumerate(_deal(module, graph_bytes, options)):
-    share = module if chosen is None else module.select_configs(chosen)
-    configs = [_entry(name, value) for name, value in _config_features(share)]
-    sizes = {'ops': module.num_ops, 'edges': module.num_edges, 'config_ops': module.num_config_ops,
-             'configs': share.num_configs}
-    yield Record(module.module_id, part, module.is_measured, sizes, _example([*configs, *graph]))
+  return encode_stream(streams.ConfigStream.of(module), options)
+
+
+def encode_stream(stream: streams.ConfigStream, options: RecordOptions = RecordOptions(), *,
+                  observe: Callable[[np.ndarray], None] | None = None) -> Iterator[Record]:
+  """`encode` of a module whose configs are read as they are needed.
+
+  All are read before the first record is given. Until then many configs lie in a temporary file, each where its record
+  will be, so one record and one block of configs is all that is in memory.
+
+  Args:
+    stream: the module.
+    options: see `encode`.
+    observe: is called with each block of features as it is read.
+
+  Raises:
+    InputError: see `encode`, or the configs cannot be read.
+  """
+  graph = stream.graph
+  encoded_graph = [part for name, value in _graph_features(graph) for part in _entry(name, value)]
+  parts = _deal(stream, sum(map(len, encoded_graph)), options)
+  place = np.empty(stream.num_configs, np.int64)
+  place[np.concatenate(parts)] = np.arange(place.size)
+  with streams.temporary_file(place.size * stream.row_bytes) as file:
+    done = 0
+    for block in stream.blocks():
+      if observe:
+        observe(block)
+      _write_rows(file, place[done:done + len(block)], block)
+      done += len(block)
+    file.seek(0)
+    for part, chosen in enumerate(parts):
+      content = file.read(chosen.size * stream.row_bytes)
+      configs = [piece for name, value in _config_features(stream, chosen, content) for piece in _entry(name, value)]
+      sizes = {'ops': graph.num_ops, 'edges': graph.num_edges, 'config_ops': graph.num_config_ops,
+               'configs': chosen.size}
+      yield Record(graph.module_id, part, stream.is_measured, sizes, _example([*configs, *encoded_graph]))
+
+
+def _write_rows(file: IO[bytes], places: np.ndarray, rows: np.ndarray) -> None:
+  """Writes each of `rows`, [b, ...], at its place, int64 [b], counted in rows; neighbours in one go."""
+  order = np.argsort(places)
+  ordered, places = rows[order], places[order]
+  starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
+  for start, stop in itertools.pairwise([*starts.tolist(), places.size]):
+    file.seek(int(places[start]) * rows[0].nbytes)
+    file.write(ordered[start:stop].tobytes())
 
 
 def encode_whole(module: module_lib.Module) -> bytes:
@@ -221,21 +262,19 @@ def _masked_crc(data: bytes) -> bytes:
   return struct.pack('<I', ((crc >> 15 | crc << 17) + 0xa282ead8) & 0xffffffff)
 
 
-def _deal(module: module_lib.Module, graph_bytes: int, options: RecordOptions) -> Iterable[np.ndarray | None]:
-  """Indices of the configs of each record; None for all."""
-  # At most 10 bytes each for id, runtime and normalizer, beside the features.
-  config_bytes = 30 + sum(array[:1].nbytes for array in (module.config_feat, module.node_config_feat)
-                          if array is not None)
+def _deal(stream: streams.ConfigStream, graph_bytes: int, options: RecordOptions) -> list[np.ndarray]:
+  """Indices of the configs of each record, ascending."""
+  config_bytes = 30 + stream.row_bytes  # At most 10 bytes each for id, runtime and normalizer, beside the features.
   room = (options.max_bytes - graph_bytes - 1024) // config_bytes
   if room < 1:
-    raise errors.InputError('module too large for a record', where=module.module_id,
+    raise errors.InputError('module too large for a record', where=stream.graph.module_id,
                             found=f'{graph_bytes} bytes of graph and {config_bytes} of each config',
                             expected=f'<= {options.max_bytes} bytes', fix='raise --max_record_bytes')
-  parts = -(-module.num_configs // min(options.max_configs, room))
+  parts = -(-stream.num_configs // min(options.max_configs, room))
   if parts <= 1:
-    return [None]
-  name = hashlib.blake2b(module.module_id.encode(), digest_size=8).digest()
-  order = np.random.default_rng([options.seed, int.from_bytes(name, 'little')]).permutation(module.num_configs)
+    return [np.arange(stream.num_configs)]
+  name = hashlib.blake2b(stream.graph.module_id.encode(), digest_size=8).digest()
+  order = np.random.default_rng([options.seed, int.from_bytes(name, 'little')]).permutation(stream.num_configs)
   return [np.sort(order[part::parts]) for part in range(parts)]
 
 
@@ -257,45 +296,56 @@ def _graph_features(module: module_lib.Module) -> Iterator[tuple[str, bytes | np
     yield 'nodes/config_op.#size', np.array([module.num_config_ops])
 
 
-def _config_features(module: module_lib.Module) -> Iterator[tuple[str, bytes | np.ndarray]]:
-  ragged = {'config_id': module.config_id, 'config_runtime': module.config_runtime, 'config_feat': module.config_feat,
-            'config_runtime_normalizer': module.config_runtime_normalizers}
+def _config_features(stream: streams.ConfigStream, chosen: np.ndarray,
+                     content: bytes) -> Iterator[tuple[str, bytes | np.ndarray]]:
+  """Of the configs at `chosen`, the `content` of whose features is given."""
+  ragged = {'config_id': stream.config_id[chosen], 'config_runtime': stream.config_runtime[chosen]}
+  if stream.config_runtime_normalizers is not None:
+    ragged['config_feat'] = np.frombuffer(content, np.float32)
+    ragged['config_runtime_normalizer'] = stream.config_runtime_normalizers[chosen]
   for name, array in ragged.items():
-    if array is not None:
-      yield f'context/{name}', array
-      yield f'context/{name}.d1', np.array([module.num_configs])  # The row length, without which nothing parses.
-  if module.node_config_feat is not None:
-    yield 'context/node_config_feat', module.node_config_feat.tobytes()
+    yield f'context/{name}', array
+    yield f'context/{name}.d1', np.array([chosen.size])  # The row length, without which nothing parses.
+  if stream.config_runtime_normalizers is None:
+    yield 'context/node_config_feat', content
 
 
-def _entry(name: str, value: bytes | np.ndarray) -> bytes:
-  """One entry of the map `Features.feature`, tag and length included."""
+def _entry(name: str, value: bytes | np.ndarray) -> list[bytes]:
+  """One entry of the map `Features.feature`, tag and length included, in pieces: a copy of large ones is dear."""
   if isinstance(value, bytes):
-    field, body = _BYTES_LIST, _delimited(1, value)
+    field, content = _BYTES_LIST, value
   elif value.dtype.kind == 'f':
-    field, body = _FLOAT_LIST, _delimited(1, value.astype('<f4', copy=False).tobytes())
+    field, content = _FLOAT_LIST, value.astype('<f4', copy=False).tobytes()
   else:
-    field, body = _INT64_LIST, _delimited(1, varints(value.astype(np.int64, copy=False)))
-  return _delimited(1, _delimited(1, name.encode()) + _delimited(2, _delimited(field, body)))
+    field, content = _INT64_LIST, varints(value.astype(np.int64, copy=False))
+  header, size = b'', len(content)
+  for number in (1, field, 2):  # The values in their list, in the feature, in the value of the entry.
+    header = _header(number, size) + header
+    size = len(content) + len(header)
+  key = name.encode()
+  header = _header(1, len(key)) + key + header
+  return [_header(1, len(header) + len(content)), header, content]
 
 
-def _example(entries: list[bytes]) -> bytes:
-  return _delimited(1, b''.join(entries))
+def _example(pieces: list[bytes]) -> bytes:
+  return b''.join([_header(1, sum(map(len, pieces))), *pieces])
 
 
-def _delimited(field: int, body: bytes) -> bytes:
-  """A length-delimited protobuf field."""
-  header, length = bytearray([field << 3 | 2]), len(body)
+def _header(field: int, length: int) -> bytes:
+  """Tag and length of a protobuf field with `length` bytes."""
+  header = bytearray([field << 3 | _WITH_LENGTH])
   while length > 0x7f:
     header.append(length & 0x7f | 0x80)
     length >>= 7
   header.append(length)
-  return bytes(header) + body
+  return bytes(header)
 
 
 def varints(values: np.ndarray) -> bytes:
   """The concatenated protobuf varints of an int64 [n]; a negative value takes ten bytes."""
   unsigned = values.view(np.uint64)
+  if unsigned.max(initial=0) < 0x80:  # As are most of a record.
+    return unsigned.astype(np.uint8).tobytes()
   num_bytes = np.ones(values.shape, np.int64)
   for limit in range(7, 64, 7):
     num_bytes += unsigned >= np.uint64(1 << limit)

@@ -17,6 +17,7 @@ import numpy as np
 from tpu_graphs import errors
 from tpu_graphs import features
 from tpu_graphs import module as module_lib
+from tpu_graphs import streams
 
 FORMAT_VERSION = 1
 # Feature -> number of its columns; 'extra_feat', beside these, has as many as the user likes.
@@ -88,20 +89,10 @@ class Statistics:
   @classmethod
   def of(cls, module: module_lib.Module) -> Statistics:
     """Statistics of one module: each op, each config and each op's config counts once."""
-    values = {'feat': module.node_feat}
-    if module.num_extra:
-      values['extra_feat'] = module.extra_feat
-    if module.config_feat is not None:
-      values['config_feat'] = module.config_feat
-    plain = {name: Moments.of(array) for name, array in values.items()}
-    log = {name: Moments.of(signed_log(array)) for name, array in values.items()}
-    if module.node_config_feat is not None:
-      # One count per value instead of pass upon pass in float64: these are the largest arrays there are.
-      levels = np.repeat(np.arange(-128.0, 128.0)[:, np.newaxis], module.node_config_feat.shape[2], axis=1)
-      counts = _count_int8(module.node_config_feat)
-      plain['node_config_feat'] = Moments.of(levels, counts)
-      log['node_config_feat'] = Moments.of(signed_log(levels), counts)
-    return cls(plain, log)
+    accumulator = Accumulator(module)
+    for block in streams.ConfigStream.of(module).blocks():
+      accumulator.add(block)
+    return accumulator.statistics()
 
   def merge(self, other: Statistics) -> Statistics:
     """Statistics of both sets of modules together."""
@@ -116,6 +107,44 @@ class Statistics:
             name: {'count': plain.count, **plain.to_json(), 'log': self.log[name].to_json(),
                    'constant': np.flatnonzero(~(plain.min < plain.max)).tolist()}
             for name, plain in self.plain.items()}}
+
+
+class Accumulator:
+  """Statistics of a module whose configs come in blocks; see `streams.ConfigStream`.
+
+  They depend on where the blocks begin, for tile in the last bits, so these must not depend on how the program runs.
+  """
+
+  def __init__(self, module: module_lib.Module):
+    """Begins with the ops of `module`, of whose configs only the kind counts."""
+    values = {'feat': module.node_feat}
+    if module.num_extra:
+      values['extra_feat'] = module.extra_feat
+    self._graph = _moments(values)
+    self._configs = _moments({'config_feat': np.zeros((0, features.NUM_TILE_FEATURES))})
+    self._counts = np.zeros((256, features.NUM_LAYOUT_FEATURES), np.int64)
+    self._kind = module.kind
+
+  def add(self, block: np.ndarray) -> None:
+    """Adds configs, float [b, 24] or int8 [b, NC, 18]."""
+    if self._kind == 'tile':
+      self._configs = self._configs.merge(_moments({'config_feat': block}))
+    else:  # One count per value instead of pass upon pass in float64: these are the largest arrays there are.
+      self._counts += _count_int8(block)
+
+  def statistics(self) -> Statistics:
+    """Statistics of the module with the configs that were added."""
+    configs = self._configs
+    if self._kind == 'layout':
+      levels = np.repeat(np.arange(-128.0, 128.0)[:, np.newaxis], features.NUM_LAYOUT_FEATURES, axis=1)
+      configs = Statistics({'node_config_feat': Moments.of(levels, self._counts)},
+                           {'node_config_feat': Moments.of(signed_log(levels), self._counts)})
+    return Statistics({**self._graph.plain, **configs.plain}, {**self._graph.log, **configs.log})
+
+
+def _moments(values: Mapping[str, np.ndarray]) -> Statistics:
+  return Statistics({name: Moments.of(array) for name, array in values.items()},
+                    {name: Moments.of(signed_log(array)) for name, array in values.items()})
 
 
 def merge_all(parts: Iterable[Statistics]) -> Statistics | None:
@@ -173,12 +202,11 @@ def parse(content: Mapping[str, Any], *, num_extra: int = 0) -> dict[str, Column
 
 
 def _count_int8(values: np.ndarray) -> np.ndarray:
-  """How often each value -128..127 occurs in each column of int8 [..., columns]: int64 [256, columns]."""
+  """How often each value -128..127 occurs in each column of int8 [..., columns], columns even: int64 [256, columns]."""
   columns = values.shape[-1]
-  rows = values.reshape(-1, columns)
+  pairs = np.ascontiguousarray(values).reshape(-1, columns).view('<u2')  # Two columns are counted at a time.
   counts = np.zeros((256, columns), np.int64)
-  for start in range(0, rows.shape[0], 1 << 20):
-    block = rows[start:start + (1 << 20)].view(np.uint8)
-    for column in range(columns):
-      counts[:, column] += np.bincount(block[:, column], minlength=256)
+  for i in range(columns // 2):
+    both = np.bincount(pairs[:, i], minlength=1 << 16).reshape(256, 256)
+    counts[:, 2 * i], counts[:, 2 * i + 1] = both.sum(axis=0), both.sum(axis=1)
   return np.roll(counts, 128, axis=0)  # uint8 order is 0..127, -128..-1.

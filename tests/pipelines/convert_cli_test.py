@@ -44,8 +44,8 @@ def files(folder):
 
 @pytest.fixture
 def fails(folder, capfd):
-  """Runs a command that must fail in one line and write nothing; returns exit code and line."""
-  def run(*args, **flags):
+  """Runs a command that must fail in one line and write nothing but `leaves`; returns exit code and line."""
+  def run(*args, leaves=(), **flags):
     before = files(folder)
     code = convert.main(command(*args, **flags))
     out, err = capfd.readouterr()
@@ -53,7 +53,7 @@ def fails(folder, capfd):
     assert err.startswith('error: ')
     assert err.endswith('\n')
     assert err.count('\n') == 1
-    assert files(folder) == before
+    assert files(folder) == sorted([*before, *leaves])
     return code, err
   return run
 
@@ -72,13 +72,16 @@ def test_good(folder, capfd):
 
 def test_flags_reach_the_options(folder):
   code = convert.main(command('--overwrite', split='valid', num_shards=3, max_configs_per_record=4, seed=9,
-                              max_record_bytes=1_000_000, on_error='skip', input='in,bad/*', hlo_stage='before'))
+                              max_record_bytes=1_000_000, on_error='skip', input='in,bad/*', hlo_stage='before',
+                              max_rejected_fraction=0.8, max_array_bytes=1_000_000, max_configs=4,
+                              config_sampling='spread', dedup_configs='min'))
   assert code == 0
   manifest = json.loads((folder / 'o/manifest.json').read_text())
   assert manifest['options'] == {'split': 'valid', 'num_shards': 3, 'on_error': 'skip', 'max_configs_per_record': 4,
                                  'max_record_bytes': 1_000_000, 'seed': 9, 'hlo_stage': 'before', 'layout_padding': 0,
-                                 'extra_features': []}
-  assert manifest['splits']['valid']['records'] == 6
+                                 'extra_features': [], 'max_array_bytes': 1_000_000, 'max_configs': 4,
+                                 'config_sampling': 'spread', 'dedup_configs': 'min'}
+  assert manifest['splits']['valid']['records'] == 3
   assert sum(manifest['rejected_inputs'].values()) == 4
 
 
@@ -104,10 +107,11 @@ def test_one_bad_among_good(fails):
 
 
 def test_all_bad(fails):
-  code, line = fails(input='bad/*.npz', on_error='skip')
+  code, line = fails(input='bad/*.npz', on_error='skip', leaves=['o.rejected.jsonl'])
   assert code == 1
   assert 'no usable module' in line
   assert '"empty file": 1' in line
+  assert line.endswith('; o.rejected.jsonl lists them\n')
 
 
 @pytest.mark.parametrize('pattern', ['nope', 'nope/*.npz', '*.npz', 'in/nope-*'])

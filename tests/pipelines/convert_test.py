@@ -22,7 +22,9 @@ import numpy as np
 import pytest
 
 from pipelines import convert
+from pipelines import convert_steps
 from pipelines import output
+from pipelines import spill
 from tests import testing
 from tpu_graphs import errors
 from tpu_graphs import module as module_lib
@@ -88,7 +90,7 @@ def in_memory(paths, opts):
   splits, total = collections.defaultdict(collections.Counter), None
   for path in sorted(paths):
     for module in readers.from_file(path, kind=opts.kind).modules:
-      split = convert.split_of(module, path, opts)
+      split = convert_steps.split_of(module, path, opts)
       splits[split].update(record.data for record in records.encode(module, opts.records))
       if split == 'train':
         own = statistics.Statistics.of(module)
@@ -259,7 +261,8 @@ def test_manifest_tells_the_truth(tiles, converted):
   assert manifest.source['bytes'] == sum(path.stat().st_size for path in tiles.iterdir())
   assert manifest.options == {'split': None, 'num_shards': 3, 'on_error': 'fail', 'max_configs_per_record': 2,
                               'max_record_bytes': 128 << 20, 'seed': 0, 'hlo_stage': 'after', 'layout_padding': 0,
-                              'extra_features': []}
+                              'extra_features': [], 'max_array_bytes': 16 << 30, 'max_configs': None,
+                              'config_sampling': 'uniform', 'dedup_configs': 'off'}
 
 
 @pytest.mark.slow
@@ -337,8 +340,8 @@ def test_default_number_of_shards_follows_the_size(tmp_path, monkeypatch):
 def test_any_key_finds_its_place(key):
   """Among keys of 64 bits, which float64 cannot tell apart."""
   keys = np.unique(np.array([0, 1, 5, 2**31, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1], np.uint64))
-  item = convert._Item(key, 'train', 'p', None)
-  (((split, shard, num_shards), found),) = convert.AssignShards(4).process(item, {'train': keys})
+  item = convert_steps.Item(key, 'train', 'p', 'm', 0, True, {}, spill.Place('0', 0, 0))
+  (((split, shard, num_shards), found),) = convert_steps.AssignShards(4).process(item, {'train': keys})
   assert (split, shard, num_shards) == ('train', keys.tolist().index(key) % 4, 4)
   assert found is item
 
@@ -383,7 +386,7 @@ def test_split_depends_on_graph_and_seed_alone(topology, seeds, seed, names, rev
   first, second = (same_graph(topology, own) for own in seeds)
   if reverse:
     second['edge_index'] = second['edge_index'][::-1]  # The order of edges is not part of the graph.
-  found = {convert.split_of(module_of(arrays), f'd/{name}/m.npz', options(seed=seed))
+  found = {convert_steps.split_of(module_of(arrays), f'd/{name}/m.npz', options(seed=seed))
            for arrays, name in ((first, names[0]), (second, names[1]))}
   assert len(found) == 1
   assert found <= {'train', 'valid', 'test'}
@@ -392,7 +395,7 @@ def test_split_depends_on_graph_and_seed_alone(topology, seeds, seed, names, rev
 def test_shares_of_the_splits():
   modules = [module_of(testing.tile_arrays(n=8, c=1, seed=i)) for i in range(1000)]
   for seed in (0, 1):
-    shares = collections.Counter(convert.split_of(module, 'd/m.npz', options(seed=seed)) for module in modules)
+    shares = collections.Counter(convert_steps.split_of(module, 'd/m.npz', options(seed=seed)) for module in modules)
     assert 740 < shares['train'] < 860
     assert 60 < shares['valid'] < 140
     assert 60 < shares['test'] < 140
@@ -404,13 +407,13 @@ def test_shares_of_the_splits():
 def test_folder_decides(path, split):
   for seed in range(8):
     module = module_of(testing.tile_arrays(seed=seed))
-    assert convert.split_of(module, path, options()) == split
-    assert convert.split_of(module, path, options(split='test')) == 'test'
+    assert convert_steps.split_of(module, path, options()) == split
+    assert convert_steps.split_of(module, path, options(split='test')) == 'test'
 
 
 @pytest.mark.parametrize('path', ['m.npz', 'train.npz', 'train', 'train/d/m.npz', 'trainx/m.npz', 'TRAIN/m.npz'])
 def test_other_folders_do_not(path):
-  splits = {convert.split_of(module_of(testing.tile_arrays(seed=seed)), path, options()) for seed in range(40)}
+  splits = {convert_steps.split_of(module_of(testing.tile_arrays(seed=seed)), path, options()) for seed in range(40)}
   assert len(splits) > 1
 
 
@@ -800,15 +803,18 @@ import pickle, sys
 from apache_beam.internal import pickler
 standard, beams, path = pickle.load(sys.stdin.buffer)
 for loaded in (pickle.loads(standard), pickler.loads(beams)):
-  read, assign, write, publish = loaded
+  read, assign, write, merge, publish = loaded
+  read.start_bundle()
   outputs = list(read.process(path))
-  (item,) = [output for output in outputs if type(output).__name__ == '_Item']
+  read.finish_bundle()
+  (item,) = [output for output in outputs if type(output).__name__ == 'Item']
   import numpy as np
   ((key, same),) = assign.process(item, {item.split: np.array([item.key], np.uint64)})
   (shard,) = write.process((key, [same]))
   source = [output.value for output in outputs if getattr(output, 'tag', None) == 'source'][0]
   parts = [output.value for output in outputs if getattr(output, 'tag', None) == 'statistics']
-  (manifest,) = publish.process(None, [shard], [], [], source, [], [(key, part) for key, (_, part) in parts])
+  (total,) = merge.process((parts[0][0], [parts[0][1]]))
+  (manifest,) = publish.process(None, [shard], [], [], source, [], [total])
 assert 'absl.flags' not in sys.modules or not sys.modules['absl.flags'].FLAGS.is_parsed()
 print(manifest.dumps())
 """
@@ -820,8 +826,9 @@ def test_steps_run_in_a_fresh_interpreter(tmp_path):
   manifest = run(path, tmp_path / 'o', opts)
   directory = str(tmp_path / 'fresh')
   output.begin(directory, request={}, overwrite=False)
-  steps = (convert.ReadModules(directory, opts), convert.AssignShards(1), convert.WriteShard(directory),
-           convert.Publish(directory, opts))
+  steps = (convert_steps.ReadModules(directory, opts), convert_steps.AssignShards(1),
+           convert_steps.WriteShard(directory), convert_steps.MergeStatistics(directory),
+           convert_steps.Publish(directory, opts))
   message = pickle.dumps((pickle.dumps(steps), pickler.dumps(steps), path))
   result = subprocess.run([sys.executable, '-c', FRESH], input=message, capture_output=True, cwd=tmp_path,
                           env=subprocess_environment(), check=False)

@@ -68,6 +68,22 @@ def test_begin_takes_an_empty_directory(place):
   begin(place)
 
 
+@pytest.mark.parametrize('after', range(4))
+def test_interrupted_end_leaves_the_mark_or_nothing(unfinished, monkeypatch, after):
+  fill(unfinished, 'manifest.json', '.spill/00ff')
+  delete, deleted = beam_lib.filesystems.FileSystems.delete, []
+
+  def interrupted(paths):
+    if len(deleted) == after:
+      raise KeyboardInterrupt
+    deleted.extend(paths)
+    delete(paths)
+  monkeypatch.setattr(beam_lib.filesystems.FileSystems, 'delete', interrupted)
+  with pytest.raises(KeyboardInterrupt):
+    output.end(str(unfinished))
+  assert (unfinished / 'in_progress.json').exists()
+
+
 def test_dataset_is_refused_unless_overwritten(dataset):
   error = refused(dataset, 'output exists')
   assert '--overwrite' in error.fix
@@ -95,6 +111,12 @@ def test_shards_without_mark_are_somebody_elses(place, overwrite):
 
 
 def test_unfinished_run_is_repeated(unfinished):
+  begin(unfinished)
+
+
+def test_run_interrupted_after_it_has_published_is_repeated(unfinished):
+  fill(unfinished, 'manifest.json', '.spill/00ff')
+  refused(unfinished, 'output holds an unfinished conversion with other options', request={**REQUEST, 'seed': 1})
   begin(unfinished)
 
 

@@ -17,6 +17,7 @@ from tpu_graphs import errors
 from tpu_graphs import feature_choices
 from tpu_graphs import module as module_lib
 from tpu_graphs import npz
+from tpu_graphs import streams
 from tests import testing
 
 _PUBLISHED = sorted((testing.SHARED / 'data/npz').rglob('*.npz'))
@@ -172,6 +173,7 @@ def test_layout_configs_of_any_dtype_and_order(dtype, order):
 
 def test_layout_configs_over_several_blocks(monkeypatch):
   monkeypatch.setattr(npz, '_BLOCK_BYTES', 40)
+  monkeypatch.setattr(streams, 'BLOCK_BYTES', 80)
   for order in 'CF':
     arrays = testing.layout_arrays()
     expected = arrays['node_config_feat']
@@ -406,6 +408,7 @@ def test_layout_configs_do_not_inflate_to_floats(monkeypatch):
   data = _bytes(testing.layout_arrays(c=2000, node_config_ids=np.zeros(64, int),
                                       node_config_feat=np.ones(shape, np.float32)))
   monkeypatch.setattr(npz, '_BLOCK_BYTES', 1 << 18)
+  monkeypatch.setattr(streams, 'BLOCK_BYTES', 1 << 18)
   assert _peak_bytes(lambda: npz.read(io.BytesIO(data), path='m.npz')) < 2 * np.prod(shape)
 
 

@@ -1,0 +1,292 @@
+"""The steps of `pipelines/convert.py`: files -> records in spill files -> shards -> the manifest."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Iterator, Mapping
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import pickle
+import time
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import apache_beam as beam
+from apache_beam.io import filesystems
+import numpy as np
+
+from pipelines import beam as beam_lib
+from pipelines import output
+from pipelines import spill
+from tpu_graphs import errors
+from tpu_graphs import manifest as manifest_lib
+from tpu_graphs import module as module_lib
+from tpu_graphs import readers
+from tpu_graphs import records
+from tpu_graphs import schema
+from tpu_graphs import selection
+from tpu_graphs import statistics
+from tpu_graphs import streams
+
+if TYPE_CHECKING:
+  from pipelines import convert
+
+_BLOCK_BYTES = 1 << 20  # Of input that is read at a time.
+_STATISTICS_BUCKETS = 64
+_OPCODE_LENGTH = 100  # Of an opcode's name in the manifest; a damaged file may have a name of any length.
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+  """A record on its way to its shard. Items are ordered by `key`, a hash, so neighbours in a shard are unrelated.
+
+  Attributes:
+    key: of the record, in its split.
+    split: of the module.
+    path: of the source.
+    module_id, part, measured, sizes: see `records.Record`.
+    place: where its data lies.
+  """
+  key: int
+  split: str
+  path: str
+  module_id: str
+  part: int
+  measured: bool
+  sizes: Mapping[str, int]
+  place: spill.Place
+
+
+def split_of(module: module_lib.Module, path: str, options: convert.ConvertOptions) -> str:
+  """The split of a module; see `ConvertOptions.split`. Equal graphs without a folder always share their split."""
+  if options.split:
+    return options.split
+  folder = path.replace('\\', '/').split('/')[-2:-1]
+  if folder and folder[0] in manifest_lib.SPLITS:
+    return folder[0]
+  share = _hash(options.records.seed, module.topology_fingerprint()) / 2**64
+  return 'train' if share < 0.8 else 'valid' if share < 0.9 else 'test'
+
+
+def _hash(seed: int, *parts: bytes) -> int:
+  """A 64-bit hash that is the same on every machine."""
+  digest = hashlib.blake2b(digest_size=8, key=str(seed).encode())
+  for part in parts:
+    digest.update(len(part).to_bytes(8, 'little') + part)
+  return int.from_bytes(digest.digest(), 'little')
+
+
+def _size_and_hash(file: BinaryIO) -> tuple[int, int]:
+  """The number of bytes of an open file, and their `_hash` with the seed 0; it is left at its start."""
+  size = file.seek(0, os.SEEK_END)
+  file.seek(0)
+  digest = hashlib.blake2b(size.to_bytes(8, 'little'), digest_size=8, key=b'0')
+  while block := file.read(_BLOCK_BYTES):
+    digest.update(block)
+  file.seek(0)
+  return size, int.from_bytes(digest.digest(), 'little')
+
+
+class ReadModules(beam.DoFn):
+  """Path -> `Item`s; beside them, by tag, what becomes of everything else in the file."""
+
+  REJECTED, STATISTICS, COUNTS, SOURCE, OPCODES = 'rejected', 'statistics', 'counts', 'source', 'opcodes'
+
+  def __init__(self, directory: str, options: convert.ConvertOptions):
+    self._directory = directory
+    self._options = options
+    self._spill: spill.Writer | None = None
+    self._counters = {name: beam.metrics.Metrics.counter('convert', name)
+                      for name in ('files', 'bytes', 'modules', 'configs', 'dropped_runs', 'rejected')}
+    self._milliseconds = beam.metrics.Metrics.distribution('convert', 'milliseconds_per_file')
+
+  def start_bundle(self):
+    self._spill = spill.Writer(self._directory)
+
+  def finish_bundle(self):
+    self._spill.close()
+
+  def process(self, path: str):
+    start = time.monotonic()
+    size = fingerprint = 0  # Of what cannot be read.
+    try:
+      with beam_lib.open_seekable(path) as file:
+        with beam_lib.reading(path):
+          size, fingerprint = _size_and_hash(file)
+        yield from self._modules(file, path)
+    except errors.InputError as error:
+      yield self._reject(error)
+    yield beam.pvalue.TaggedOutput(self.SOURCE, (1, size, fingerprint))
+    self._counters['files'].inc()
+    self._counters['bytes'].inc(size)
+    self._milliseconds.update(int(1e3 * (time.monotonic() - start)))
+
+  def _modules(self, file: BinaryIO, path: str):
+    modules, skipped = readers.stream(file, path=path, kind=self._options.kind, choices=self._options.choices,
+                                      max_array_bytes=self._options.max_array_bytes)
+    for reason, count in skipped.items():
+      yield self._count('skipped', reason, count)
+    for module in modules:
+      try:
+        with errors.in_file(path):
+          outputs = list(self._outputs(module, path))  # All or nothing.
+      except errors.InputError as error:
+        if self._options.on_error == 'fail':
+          raise
+        yield self._reject(error)
+      else:
+        yield from outputs
+
+  def _outputs(self, module: streams.ConfigStream, path: str):
+    selected = selection.select(module, self._options.configs)
+    module, graph = selected.stream, module.graph
+    split = split_of(graph, path, self._options)
+    own = statistics.Accumulator(graph) if split == 'train' else None
+    for record in records.encode_stream(module, self._options.records, observe=own.add if own else None):
+      key = _hash(self._options.records.seed, record.module_id.encode(), str(record.part).encode())
+      yield Item(key, split, path, record.module_id, record.part, record.measured, record.sizes,
+                 self._spill.write(record.data))
+    for reason, count in graph.dropped_runs.items():
+      yield self._count('dropped', reason, count)
+      self._counters['dropped_runs'].inc(count)
+    for what, count in (('deduplicated', selected.deduplicated), ('sampled_out', selected.sampled_out)):
+      if count:
+        yield self._count('left_out', what, count)
+    for opcode, count in graph.unknown_opcodes.items():
+      yield beam.pvalue.TaggedOutput(self.OPCODES, (opcode[:_OPCODE_LENGTH], count))
+    if own:
+      bucket = _hash(0, graph.module_id.encode()) % _STATISTICS_BUCKETS
+      place = self._spill.write(pickle.dumps(own.statistics()))
+      yield beam.pvalue.TaggedOutput(self.STATISTICS, (bucket, (graph.module_id, place)))
+    self._counters['modules'].inc()
+    self._counters['configs'].inc(module.num_configs)
+
+  def _count(self, what: str, reason: str, count: int) -> beam.pvalue.TaggedOutput:
+    return beam.pvalue.TaggedOutput(self.COUNTS, ((what, reason), count))
+
+  def _reject(self, error: errors.InputError) -> beam.pvalue.TaggedOutput:
+    self._counters['rejected'].inc()
+    if self._options.on_error == 'fail':
+      output.report_failure(self._directory, error)
+      raise error
+    return beam.pvalue.TaggedOutput(self.REJECTED, error.to_dict())
+
+
+class AssignShards(beam.DoFn):
+  """`Item` -> ((split, shard, number of shards), item), dealing the items of a split to its shards in key order."""
+
+  def __init__(self, num_shards: int):
+    self._num_shards = num_shards
+
+  def process(self, item: Item, keys: Mapping[str, np.ndarray]):
+    split_keys = keys[item.split]
+    num_shards = min(self._num_shards, len(split_keys))
+    yield (item.split, int(np.searchsorted(split_keys, np.uint64(item.key))) % num_shards, num_shards), item
+
+
+class WriteShard(beam.DoFn):
+  """((split, shard, number of shards), items) -> `manifest.Shard`, writing the TFRecord file."""
+
+  def __init__(self, directory: str):
+    self._directory = directory
+
+  def process(self, element: tuple[tuple[str, int, int], Iterable[Item]]) -> Iterator[manifest_lib.Shard]:
+    (split, shard, num_shards), items = element
+    items = sorted(items, key=lambda item: (item.key, item.path))
+    for item, following in itertools.pairwise(items):
+      if item.key == following.key:
+        error = errors.InputError(
+            'module_id occurs twice', path=following.path, where=item.module_id, found=f'also in {item.path}',
+            expected=f'distinct names in split {split}', fix='rename one, or convert them into two datasets')
+        output.report_failure(self._directory, error)
+        raise error
+    name = f'{split}/part-{shard:05d}-of-{num_shards:05d}.tfrecord'
+    folder, path = output.join(self._directory, split), output.join(self._directory, name)
+    if not filesystems.FileSystems.exists(folder):
+      with contextlib.suppress(OSError):  # Another worker may be first.
+        filesystems.FileSystems.mkdirs(folder)
+    # The same step may run twice at a time, so each attempt has a name of its own until it is done.
+    temporary = f'{path}.{time.monotonic_ns():x}.partial'
+    with spill.Reader(self._directory) as reader, filesystems.FileSystems.create(
+        temporary, compression_type=filesystems.CompressionTypes.UNCOMPRESSED) as file:
+      size, checksum = records.write_tfrecords(file, (reader.read(item.place) for item in items))
+    beam_lib.rename(temporary, path)
+    sizes = [item.sizes for item in items]
+    first = [item for item in items if item.part == 0]
+    yield manifest_lib.Shard(
+        name=name, records=len(items), modules=len(first), measured=sum(item.measured for item in first),
+        without_configs=sum(not item.sizes['configs'] for item in first),
+        configs=sum(size['configs'] for size in sizes), bytes=size, crc32c=f'{checksum:08x}',
+        max_sizes={name: max(size[name] for size in sizes) for name in sizes[0]},
+        total_sizes={name: sum(size[name] for size in sizes) for name in sizes[0]})
+
+
+class MergeStatistics(beam.DoFn):
+  """(bucket, (module_id, place) of each module) -> (bucket, merged statistics), in the order of `module_id`."""
+
+  def __init__(self, directory: str):
+    self._directory = directory
+
+  def process(self, element: tuple[int, Iterable[tuple[str, spill.Place]]]):
+    bucket, places = element
+    with spill.Reader(self._directory) as reader:
+      yield bucket, statistics.merge_all(pickle.loads(reader.read(place)) for _, place in sorted(
+          places, key=lambda pair: pair[0]))
+
+
+class Publish(beam.DoFn):
+  """Writes everything but the shards; the manifest last."""
+
+  def __init__(self, directory: str, options: convert.ConvertOptions):
+    self._directory = directory
+    self._options = options
+
+  def process(self, _, shards: list[manifest_lib.Shard], rejected: list[dict[str, Any]],
+              counts: list[tuple[tuple[str, str], int]], source: tuple[int, int, int], opcodes: list[tuple[str, int]],
+              parts: list[tuple[int, statistics.Statistics]]) -> Iterator[manifest_lib.Manifest]:
+    def count(what):
+      return {reason: number for (found, reason), number in sorted(counts) if found == what}
+
+    by_split = collections.defaultdict(list)
+    for shard in shards:
+      by_split[shard.name.partition('/')[0]].append(shard)
+    files, size, digest = source
+    manifest = manifest_lib.Manifest(
+        collection=self._options.collection, kind=self._options.kind, options=self._options.to_json(),
+        splits={split: manifest_lib.Split.of(by_split[split]) for split in manifest_lib.SPLITS if split in by_split},
+        rejected_inputs=dict(sorted(collections.Counter(row['reason'] for row in rejected).items())),
+        skipped_modules=count('skipped'), dropped_runs=count('dropped'),
+        source={'files': files, 'bytes': size, 'fingerprint': f'{digest:016x}'}, unknown_opcodes=dict(opcodes),
+        deduplicated_configs=count('left_out').get('deduplicated', 0),
+        sampled_out_configs=count('left_out').get('sampled_out', 0))
+    rows = sorted(rejected, key=lambda row: json.dumps(row, sort_keys=True))
+    listing = ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
+    if error := self._failure(manifest, rows):
+      if rows:
+        place = output.rejected_path(self._directory)
+        beam_lib.write_atomically(place, listing.encode())
+        error.fix = f'{place} lists them'
+      output.report_failure(self._directory, error)
+      raise error
+    # Buckets are merged in order, and modules in a bucket as well: floating point sums depend on it.
+    total = statistics.merge_all(part for _, part in sorted(parts, key=lambda pair: pair[0]))
+    output.publish(self._directory, manifest=manifest, files={
+        manifest_lib.SCHEMA_NAME: schema.text(self._options.kind, num_extra=self._options.choices.num_extra),
+        manifest_lib.STATISTICS_NAME: json.dumps((total or statistics.Statistics({}, {})).to_json(), indent=1) + '\n',
+        manifest_lib.REJECTED_NAME: listing})
+    yield manifest
+
+  def _failure(self, manifest: manifest_lib.Manifest, rejected: list[dict[str, Any]]) -> errors.InputError | None:
+    """Why this must not be published, if so."""
+    paths = {row['path'] for row in rejected}
+    first, reasons = min(paths, default=None), json.dumps({**manifest.rejected_inputs, **manifest.skipped_modules})
+    if not manifest.splits:
+      return errors.InputError('no usable module in the input', found=reasons, path=first)
+    files, most = manifest.source['files'], self._options.max_rejected_fraction
+    if len(paths) > most * files:
+      return errors.InputError('too many inputs rejected', found=f'{len(paths)} of {files}, {reasons}', path=first,
+                               expected=f'at most a share of {most} (--max_rejected_fraction)')
+    return None
