@@ -1,7 +1,13 @@
 """Fixtures that several test files share."""
 
+import pathlib
+import shutil
+import subprocess
+import sys
+
 import pytest
 
+from tests import testing
 from tpu_graphs import module as module_lib
 from tpu_graphs.hlo import implementations
 
@@ -23,3 +29,21 @@ def each_implementation(request):
 def kind(request):
   """Runs a test once with each kind, 'tile' and 'layout'."""
   return request.param
+
+
+@pytest.fixture(scope='session')
+def built(tmp_path_factory) -> tuple[pathlib.Path, pathlib.Path]:
+  """The sdist, and the wheel built from the sdist; from a copy, so that the checkout stays clean."""
+  root = testing.GOLDEN.parents[1]
+  source = tmp_path_factory.mktemp('source')
+  for name in testing.METADATA_FILES:
+    shutil.copy(root / name, source)
+  for name in (*testing.PACKAGES, 'tests'):
+    shutil.copytree(root / name, source / name, ignore=shutil.ignore_patterns('__pycache__', 'golden', '*.so'))
+  out = tmp_path_factory.mktemp('dist')
+  command = [sys.executable, '-m', 'build', '--no-isolation', f'--outdir={out}', str(source)]
+  result = subprocess.run(command, text=True, capture_output=True, check=False, cwd=out)
+  assert result.returncode == 0, result.stdout + result.stderr
+  (sdist,) = out.glob('*.tar.gz')
+  (wheel,) = out.glob('*.whl')
+  return sdist, wheel

@@ -5,7 +5,6 @@ from __future__ import annotations
 import configparser
 import email
 import pathlib
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -15,38 +14,20 @@ from packaging import requirements
 from packaging import specifiers
 import pytest
 
+from tests import testing
 import tpu_graphs
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = testing.GOLDEN.parents[1]
 NATIVE = 'tpu_graphs/hlo/cc/'
-PACKAGES = ('tpu_graphs', 'pipelines', 'baselines')
-METADATA_FILES = ('CHANGELOG.md', 'LICENSE', 'MANIFEST.in', 'README.md', 'pyproject.toml', 'setup.py')
 
 pytestmark = pytest.mark.slow
 
 
 def packed_files() -> set[str]:
   """Files of the checkout that must be in the wheel."""
-  patterns = (*(f'{package}/**/*.py' for package in PACKAGES), 'tpu_graphs/**/*.pyi', 'tpu_graphs/schemas/*.pbtxt',
-              'tpu_graphs/tables/*.csv')
+  patterns = (*(f'{package}/**/*.py' for package in testing.PACKAGES), 'tpu_graphs/**/*.pyi',
+              'tpu_graphs/schemas/*.pbtxt', 'tpu_graphs/tables/*.csv')
   return {path.relative_to(ROOT).as_posix() for pattern in patterns for path in ROOT.glob(pattern)}
-
-
-@pytest.fixture(scope='module')
-def built(tmp_path_factory) -> tuple[pathlib.Path, pathlib.Path]:
-  """The sdist, and the wheel built from the sdist; from a copy, so that the checkout stays clean."""
-  source = tmp_path_factory.mktemp('source')
-  for name in METADATA_FILES:
-    shutil.copy(ROOT / name, source)
-  for name in (*PACKAGES, 'tests'):
-    shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns('__pycache__', 'golden', '*.so'))
-  out = tmp_path_factory.mktemp('dist')
-  command = [sys.executable, '-m', 'build', '--no-isolation', f'--outdir={out}', str(source)]
-  result = subprocess.run(command, text=True, capture_output=True, check=False, cwd=out)
-  assert result.returncode == 0, result.stdout + result.stderr
-  (sdist,) = out.glob('*.tar.gz')
-  (wheel,) = out.glob('*.whl')
-  return sdist, wheel
 
 
 def test_the_checkout_has_what_these_tests_look_for():
@@ -68,7 +49,7 @@ def test_sdist_holds_the_same_and_what_a_build_needs(built):
     names = {name.partition('/')[2] for name in sdist.getnames()}
   sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / NATIVE).iterdir()}
   assert {f'{NATIVE}binding.cc', f'{NATIVE}wire.h'} <= sources
-  assert packed_files() | set(METADATA_FILES) | sources <= names
+  assert packed_files() | set(testing.METADATA_FILES) | sources <= names
   assert not any(name.startswith('tests') for name in names)
 
 

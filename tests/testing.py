@@ -8,6 +8,9 @@ import pathlib
 import numpy as np
 import pytest
 
+# What setup.py packs, and what it needs beside.
+PACKAGES = ('tpu_graphs', 'pipelines', 'baselines')
+METADATA_FILES = ('CHANGELOG.md', 'LICENSE', 'MANIFEST.in', 'README.md', 'pyproject.toml', 'setup.py')
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
 SHARED = pathlib.Path(os.environ.get('TPU_GRAPHS_SHARED', pathlib.Path(__file__).parents[2] / 'shared'))
 

@@ -20,11 +20,8 @@ import pytest
 
 from pipelines import beam as beam_lib
 from pipelines import convert
-from tests import package_test
 from tests import testing
 from tpu_graphs import errors
-
-built = package_test.built  # A fixture.
 
 ARGS = ('--runner=DataflowRunner', '--project=project-1', '--region=region', '--job_name=convert-x',
         '--temp_location=gs://bucket/temp', '--staging_location=gs://bucket/staging', '--machine_type=n2-standard-4',
