@@ -31,7 +31,9 @@ if typing.TYPE_CHECKING:
 
 PROGRAM = 'tpu-graphs'
 COMMANDS: Mapping[str, tuple[str, str]] = {  # Command -> module with `main(argv)`, summary.
+    'download': ('pipelines.download', 'download the public TpuGraphs dataset'),
     'convert': ('pipelines.convert', 'convert measured programs into a dataset directory'),
+    'validate': ('pipelines.validate', 'check a dataset directory, or a folder of measured programs, completely'),
     'sample': ('pipelines.sample', 'write a small synthetic collection to try the other commands on'),
     'train': ('baselines.train', 'train a model on a dataset directory'),
     'evaluate': ('baselines.evaluate', 'measure how well a trained model ranks the configs of a split'),
