@@ -18,6 +18,7 @@ from apache_beam.io import filesystems
 from apache_beam.io import localfilesystem
 from apache_beam.options import pipeline_options
 from apache_beam.runners.portability.fn_api_runner import fn_runner
+from apache_beam.runners.portability.fn_api_runner import worker_handlers
 from apache_beam.transforms import environments
 import grpc
 
@@ -62,6 +63,9 @@ def pipeline(args: Sequence[str], *, input_bytes: int) -> beam.Pipeline:
 def _local_runner(options: pipeline_options.DirectOptions, given: Set[str], *, large: bool) -> fn_runner.FnApiRunner:
   """An FnApiRunner for `options`, which are filled in where the user has not `given` them."""
   logging.getLogger('apache_beam').setLevel(logging.CRITICAL)  # The outcome is told by an exception, once.
+  # Else a timer empties the buffers of what goes to workers while they are written to, without a lock: on busy machines
+  # elements were lost, and nothing told so.
+  worker_handlers.DATA_BUFFER_TIME_LIMIT_MS = 0
   if '--direct_running_mode' not in given:  # Its default in Beam makes a number of workers have no effect.
     several = options.direct_num_workers != 1 if '--direct_num_workers' in given else large
     options.direct_running_mode = 'multi_processing' if several else 'in_memory'

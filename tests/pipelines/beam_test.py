@@ -2,8 +2,12 @@
 
 import os
 
+import apache_beam as beam
 from apache_beam.options import pipeline_options
 from apache_beam.runners.portability.fn_api_runner import fn_runner
+from apache_beam.runners.portability.fn_api_runner import worker_handlers
+from apache_beam.runners.worker import data_plane
+from apache_beam.testing import util as testing_util
 from apache_beam.transforms import environments
 import pytest
 
@@ -150,3 +154,17 @@ def test_rename_over_a_file_that_another_attempt_deletes(tmp_path, monkeypatch):
   beam_lib.rename(str(tmp_path / 'a'), str(tmp_path / 'b'))
   assert os.listdir(tmp_path) == ['b']
   assert (tmp_path / 'b').read_bytes() == b'new'
+
+
+@pytest.mark.parametrize('mode', ['multi_processing', 'multi_threading'])
+def test_no_timer_empties_the_buffers_of_local_workers(mode, monkeypatch):
+  """It would do so without a lock, while they are written to, and elements would be lost."""
+  monkeypatch.setattr(worker_handlers, 'DATA_BUFFER_TIME_LIMIT_MS', 1000)
+  servicers = []
+  create = data_plane.BeamFnDataServicer
+  monkeypatch.setattr(data_plane, 'BeamFnDataServicer', lambda limit: servicers.append(limit) or create(limit))
+  with beam_lib.pipeline([f'--direct_running_mode={mode}', '--direct_num_workers=2'], input_bytes=SMALL) as pipeline:
+    numbers = pipeline | beam.Create(range(9)) | beam.Reshuffle() | beam.combiners.Count.Globally()
+    testing_util.assert_that(numbers, testing_util.equal_to([9]))
+  assert servicers
+  assert set(servicers) == {0}
