@@ -145,10 +145,13 @@ class ReadModules(beam.DoFn):
     module, graph = selected.stream, module.graph
     split = split_of(graph, path, self._options)
     own = statistics.Accumulator(graph) if split == 'train' else None
+    num_records = 0
     for record in records.encode_stream(module, self._options.records, observe=own.add if own else None):
+      num_records += 1
       key = _hash(self._options.records.seed, record.module_id.encode(), str(record.part).encode())
       yield Item(key, split, path, record.module_id, record.part, record.measured, record.sizes,
                  self._spill.write(record.data))
+    yield self._count('records', split, num_records)
     for reason, count in graph.dropped_runs.items():
       yield self._count('dropped', reason, count)
       self._counters['dropped_runs'].inc(count)
@@ -264,7 +267,7 @@ class Publish(beam.DoFn):
         sampled_out_configs=count('left_out').get('sampled_out', 0))
     rows = sorted(rejected, key=lambda row: json.dumps(row, sort_keys=True))
     listing = ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
-    if error := self._failure(manifest, rows):
+    if error := self._failure(manifest, rows, count('records')):
       if rows:
         place = output.rejected_path(self._directory)
         beam_lib.write_atomically(place, listing.encode())
@@ -279,8 +282,14 @@ class Publish(beam.DoFn):
         manifest_lib.REJECTED_NAME: listing})
     yield manifest
 
-  def _failure(self, manifest: manifest_lib.Manifest, rejected: list[dict[str, Any]]) -> errors.InputError | None:
-    """Why this must not be published, if so."""
+  def _failure(self, manifest: manifest_lib.Manifest, rejected: list[dict[str, Any]],
+               made: dict[str, int]) -> errors.InputError | None:
+    """Why this must not be published, if so; `made` is split -> number of records that were made for it."""
+    written = {split: part.records for split, part in manifest.splits.items()}
+    if written != made:
+      return errors.InputError('records lost between the steps', found=f'{json.dumps(written)} written',
+                               expected=f'{json.dumps(made)}, as many as were made',
+                               fix='convert again; if it happens again, with another Beam runner')
     paths = {row['path'] for row in rejected}
     first, reasons = min(paths, default=None), json.dumps({**manifest.rejected_inputs, **manifest.skipped_modules})
     if not manifest.splits:

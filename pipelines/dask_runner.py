@@ -142,7 +142,9 @@ class _Tasks(pipeline_lib.PipelineVisitor):
     elif isinstance(transform, core.ParDo) and not common.DoFnSignature(transform.fn).is_splittable_dofn():
       self._add_par_do(node)
     else:
-      raise NotImplementedError(f'step {node.full_label!r} on Dask: {transform}')
+      raise errors.InputError('step that this runner cannot run', where=node.full_label, found=transform,
+                              expected='Impulse, GroupByKey, Flatten, Reshuffle and ParDo',
+                              fix='choose another --runner')
 
   def _add_par_do(self, node: pipeline_lib.AppliedPTransform) -> None:
     transform = node.transform

@@ -409,3 +409,21 @@ def test_counters(layouts, tmp_path):
                    'configs': sum(1 + 8 * i for i in range(6)) + 4, 'dropped_runs': 2, 'rejected': 1}
   (duration,) = metrics['distributions']
   assert (duration.key.metric.name, duration.committed.count) == ('milliseconds_per_file', 8)
+
+
+@pytest.mark.parametrize('lost', [1, None])
+def test_records_that_a_runner_loses_are_not_published(layouts, tmp_path, monkeypatch, lost):
+  """One record, or all of them."""
+  process, seen = convert_steps.AssignShards.process, []
+
+  def lossy(self, item, keys):
+    seen.append(item)
+    if lost is not None and len(seen) > lost:
+      yield from process(self, item, keys)
+
+  monkeypatch.setattr(convert_steps.AssignShards, 'process', lossy)
+  with pytest.raises(errors.InputError, match='records lost between the steps') as caught:
+    run(layouts, tmp_path / 'out', 'layout')
+  assert len(seen) > 1
+  assert str(len(seen)) in caught.value.expected
+  assert not (tmp_path / 'out').exists()

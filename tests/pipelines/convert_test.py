@@ -814,7 +814,8 @@ for loaded in (pickle.loads(standard), pickler.loads(beams)):
   source = [output.value for output in outputs if getattr(output, 'tag', None) == 'source'][0]
   parts = [output.value for output in outputs if getattr(output, 'tag', None) == 'statistics']
   (total,) = merge.process((parts[0][0], [parts[0][1]]))
-  (manifest,) = publish.process(None, [shard], [], [], source, [], [total])
+  counts = [output.value for output in outputs if getattr(output, 'tag', None) == 'counts']
+  (manifest,) = publish.process(None, [shard], [], counts, source, [], [total])
 assert 'absl.flags' not in sys.modules or not sys.modules['absl.flags'].FLAGS.is_parsed()
 print(manifest.dumps())
 """

@@ -158,7 +158,7 @@ def test_time_is_up(make):
 def test_what_it_cannot_do_is_refused(make):
   pipeline = make()
   _ = pipeline | beam.io.Read(beam.io.iobase.BoundedSource())
-  with pytest.raises(NotImplementedError, match='Read'):
+  with pytest.raises(errors.InputError, match=r'Read.*cannot run'):
     pipeline.run()
 
 
