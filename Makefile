@@ -1,15 +1,17 @@
 # `make` lists the targets. Another place for the virtual environment: make VENV=DIR ...; another Python: make PYTHON=...
 
 VENV ?= .venv
+TF ?= 2.20
 BIN := $(abspath $(VENV))/bin
 SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 11))
 
-.PHONY: help venv test test-bazel lint quickstart fuzz clean
+.PHONY: help venv test test-tf test-bazel lint quickstart fuzz clean
 
 help:
 	@echo 'make venv        install the package and all tools for development into $(VENV)'
 	@echo 'make quickstart  sample data, training, evaluation and ranking in a few minutes'
 	@echo 'make test        all tests; make test PYTEST_ARGS="-m \"not slow\"" leaves out the slow ones'
+	@echo 'make test-tf     the same tests with another TensorFlow, TF=2.16 to TF=2.20, in a virtual environment of its own'
 	@echo 'make test-bazel  the same tests under Bazel; BAZEL_ARGS=--config=quick leaves out the slow ones'
 	@echo 'make lint        ruff and mypy'
 	@echo 'make fuzz        the C++ core under libFuzzer with sanitizers for FUZZ_SECONDS=60; needs clang'
@@ -34,6 +36,16 @@ $(VENV)/.installed: setup.py $(NATIVE)
 
 test: venv
 	$(BIN)/python -m pytest -n auto --dist loadfile $(PYTEST_ARGS)
+
+# As docs/newer_tensorflow.md tells. The tests are run by a second make, for which VENV is another.
+test-tf:
+	$(MAKE) VENV=.venv-tf$(TF) .venv-tf$(TF)/.tensorflow
+	$(MAKE) VENV=.venv-tf$(TF) test
+
+$(VENV)/.tensorflow: $(VENV)/.installed
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-warn-conflicts \
+	  'tensorflow==$(TF).*' 'tf_keras==$(TF).*' 'protobuf<7'
+	@touch $@
 
 test-bazel: venv
 	PATH="$(BIN):$$PATH" bazel test $(BAZEL_ARGS) //...

@@ -3,3 +3,4 @@
 import os
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+from tpu_graphs import compat  # noqa: F401  # Before tf.keras is used here.

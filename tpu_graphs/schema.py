@@ -13,7 +13,7 @@ from tpu_graphs import errors
 from tpu_graphs import module as module_lib
 
 if TYPE_CHECKING:
-  import tensorflow_gnn as tfgnn
+  from tpu_graphs.compat import tfgnn
 
 _FEAT = '    features { key: "feat" value { dtype: DT_FLOAT shape { dim { size: 140 } } } }\n'
 _EXTRA_FEAT = '''\
@@ -47,11 +47,11 @@ def path(kind: str) -> str:
 def graph_schema(kind: str, *, num_extra: int = 0) -> tfgnn.GraphSchema:
   """The parsed `text`."""
   from google.protobuf import text_format
-  import tensorflow_gnn as tfgnn
+  from tpu_graphs.compat import tfgnn
   return text_format.Parse(text(kind, num_extra=num_extra), tfgnn.GraphSchema())
 
 
 def graph_spec(kind: str, *, num_extra: int = 0) -> tfgnn.GraphTensorSpec:
   """The `tfgnn.GraphTensorSpec` of one record, as `tfgnn.parse_example` takes it; see `text`."""
-  import tensorflow_gnn as tfgnn
+  from tpu_graphs.compat import tfgnn
   return tfgnn.create_graph_spec_from_schema_pb(graph_schema(kind, num_extra=num_extra))

@@ -6,10 +6,10 @@ import sys
 from google.protobuf import text_format
 import pytest
 import tensorflow as tf
-import tensorflow_gnn as tfgnn
 
 from tpu_graphs import errors
 from tpu_graphs import schema
+from tpu_graphs.compat import tfgnn
 
 _CONTEXT = {
     'tile': {'module_id': (tf.string, []), 'config_id': (tf.int64, [-1]), 'config_feat': (tf.float32, [-1, 24]),
