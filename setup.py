@@ -49,7 +49,7 @@ setuptools.setup(
     ],
     python_requires='>=3.10,<3.12',
     packages=setuptools.find_packages(include=['tpu_graphs', 'tpu_graphs.*', 'pipelines', 'baselines', 'baselines.*']),
-    package_data={'tpu_graphs': ['schemas/*.pbtxt', 'tables/*.csv']},
+    package_data={'tpu_graphs': ['schemas/*.pbtxt', 'tables/*.csv'], 'baselines': ['report_assets/*']},
     ext_modules=[setuptools.Extension(
         'tpu_graphs.hlo._native',
         sources=[str(path.relative_to(ROOT)) for path in sorted(NATIVE.glob('*.cc'))],
@@ -64,17 +64,18 @@ setuptools.setup(
         f'apache-beam[tfrecord]{BEAM}',
         'google-apitools>=0.5.31,<0.5.32',  # Without it Beam prints a warning whenever it is imported.
         'google-crc32c>=1.5,<2',  # Beam's TFRecord checksums in C; without it they are computed in Python.
+        'isal>=1.7,<2',  # Inflates and compresses npz files several times as fast as zlib.
         'numpy>=1.23.5,<2',
         'protobuf>=4.25,<5',  # TensorFlow 2.15 needs < 5, Beam 2.77 refuses most of 4.21 to 4.24.
-        'tensorflow>=2.15,<2.16',  # TF-Ranking needs tf.estimator, gone in 2.16.
+        'tensorflow>=2.15,<2.16',  # What TF-Ranking allows; for newer ones see docs/newer_tensorflow.md.
         'tensorflow-gnn>=1.0.3,<1.1',
         'tensorflow-ranking>=0.5.5,<0.6',
     ],
     extras_require={
         # ruff and mypy change with each minor release. TensorBoard 2.15 imports pkg_resources, gone in setuptools 82.
         'dev': [*JAX, f'apache-beam[dask]{BEAM}', 'build', 'hypothesis', 'mypy>=2.4,<2.5', 'pybind11>=2.13,<4',
-                'pytest>=8', 'pytest-xdist>=3', 'ruff>=0.17,<0.18', 'scipy', 'setuptools>=68,<82', 'types-protobuf',
-                'wheel'],
+                'pytest>=8', 'pytest-xdist>=3', 'ruff>=0.17,<0.18', 'scipy', 'selenium>=4.11,<5', 'setuptools>=68,<82',
+                'types-protobuf', 'wheel'],
         # What Beam needs for gs:// paths and Dataflow. Its own extra adds clients of databases that need protobuf 6.
         'gcp': ['google-api-core>=2.20,<2.31', 'google-auth>=2,<3', 'google-auth-httplib2>=0.1,<0.3',
                 'google-cloud-dataflow-client>=0.13,<0.14', 'google-cloud-resource-manager>=1.12,<2',

@@ -4,7 +4,8 @@
   python -m benchmarks.convert --configs=10000 --tiles=200
 
 All jobs are run in turn, each in a process of its own, whose memory is looked at as it runs, that of its workers
-included. `net` is the time without what the same command takes for one tiny file, nearly all of which is starting up.
+included. `net` is the time without what the same command takes for one tiny file, nearly all of which is starting up;
+`cpu` the same in seconds that all its processes have computed, which other jobs on the machine change little.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """What a job took: seconds, and the most bytes of memory of its processes together."""
+  """What a job took: seconds, those of computing, and the most bytes of memory, of its processes together."""
   seconds: float
+  cpu: float
   memory: int
 
 
@@ -98,7 +100,7 @@ def _graph(rng: np.random.Generator, n: int) -> dict[str, np.ndarray]:
 
 def measure(command: tuple[str, ...]) -> Result:
   """Runs a command to its end."""
-  start, peak = time.perf_counter(), 0
+  start, computed, peak = time.perf_counter(), _computed(), 0
   with tempfile.TemporaryFile() as log:
     process = subprocess.Popen(command, cwd=_ROOT, stdout=log, stderr=subprocess.STDOUT)
     while process.poll() is None:
@@ -108,7 +110,13 @@ def measure(command: tuple[str, ...]) -> Result:
     if process.returncode:
       log.seek(0)
       sys.exit(f'{" ".join(command)}\n{log.read().decode(errors="replace")[-2000:]}')
-  return Result(seconds, peak)
+  return Result(seconds, _computed() - computed, peak)
+
+
+def _computed() -> float:
+  """Seconds that all processes which this one has waited for have computed, with those that they have waited for."""
+  usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+  return usage.ru_utime + usage.ru_stime
 
 
 def _tree(pid: int) -> Iterator[int]:
@@ -175,15 +183,20 @@ def jobs(folder: pathlib.Path, sizes: argparse.Namespace) -> Iterator[Job]:
 
 def table(measured: Mapping[Job, list[Result]]) -> Iterator[str]:
   """Lines of text: the median of each job."""
-  seconds = {job.name: statistics.median(result.seconds for result in results) for job, results in measured.items()}
-  net = {job.name: seconds[job.name] - (seconds[job.start] if job.start else 0) for job in measured}
-  yield f'{"job":32} {"wall s":>8} {"net s":>8} {"of floor":>9} {"files/s":>9} {"peak MB":>9}'
-  for job, results in measured.items():
-    ratio = f'{net[job.name] / net[job.floor]:.2f}' if job.floor else ''
+  def median(what: str) -> dict[str, float]:
+    return {job.name: statistics.median(getattr(result, what) for result in results)
+            for job, results in measured.items()}
+
+  wall, memory = median('seconds'), median('memory')
+  net, cpu = ({job.name: total[job.name] - (total[job.start] if job.start else 0) for job in measured}
+              for total in (wall, median('cpu')))
+  yield (f'{"job":32} {"wall s":>8} {"net s":>8} {"of floor":>9} {"files/s":>9} {"cpu s":>8} {"of floor":>9} '
+         f'{"peak MB":>9}')
+  for job in measured:
+    ratios = [f'{part[job.name] / part[job.floor]:.2f}' if job.floor else '' for part in (net, cpu)]
     rate = f'{job.files / net[job.name]:,.0f}' if job.files > 1 else ''
-    memory = statistics.median(result.memory for result in results)
-    yield (f'{job.name:32} {seconds[job.name]:8.2f} {net[job.name]:8.2f} {ratio:>9} {rate:>9} '
-           f'{memory / 1e6:9,.0f}').rstrip()
+    yield (f'{job.name:32} {wall[job.name]:8.2f} {net[job.name]:8.2f} {ratios[0]:>9} {rate:>9} '
+           f'{cpu[job.name]:8.2f} {ratios[1]:>9} {memory[job.name] / 1e6:9,.0f}')
 
 
 def main() -> None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pathlib
 
 import numpy as np
 import pytest
 
+from tpu_graphs import errors
+from tpu_graphs import npz
+
 # What setup.py packs, and what it needs beside.
 PACKAGES = ('tpu_graphs', 'pipelines', 'baselines')
 METADATA_FILES = ('CHANGELOG.md', 'LICENSE', 'MANIFEST.in', 'README.md', 'pyproject.toml', 'setup.py')
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
 SHARED = pathlib.Path(os.environ.get('TPU_GRAPHS_SHARED', pathlib.Path(__file__).parents[2] / 'shared'))
+
+MODULE_ARRAYS = ('node_opcode', 'node_feat', 'edge_index', 'node_splits', 'computation', 'config_runtime', 'config_id',
+                 'config_feat', 'config_runtime_normalizers', 'node_config_ids', 'node_config_feat')
 
 needs_shared = pytest.mark.skipif(
     not SHARED.is_dir(), reason='needs the folder shared/ beside the checkout (real measured files)')
@@ -40,6 +47,41 @@ def arrays(kind, n=4, c=6, seed=0, nc=2, **over) -> dict[str, np.ndarray]:
   return layout_arrays(n=n, c=c, nc=nc, seed=seed, **over)
 
 
+def npz_bytes(arrays, save=np.savez_compressed) -> bytes:
+  """The content of an npz file."""
+  file = io.BytesIO()
+  save(file, **arrays)
+  return file.getvalue()
+
+
+def refused_npz(data: bytes, **options) -> errors.InputError:
+  """The error of `npz.read` on a file with this content; its path is always named."""
+  with pytest.raises(errors.InputError) as caught:
+    npz.read(io.BytesIO(data), path='d/m.npz', **options)
+  assert caught.value.path == 'd/m.npz'
+  assert str(caught.value).startswith('d/m.npz: ')
+  return caught.value
+
+
+def assert_equal_modules(found, expected, names=MODULE_ARRAYS) -> None:
+  """Checks that two modules have the same kind and equal arrays of equal dtypes."""
+  assert found.kind == expected.kind
+  for name in names:
+    one, other = getattr(found, name), getattr(expected, name)
+    if other is None:
+      assert one is None, name
+    else:
+      assert one.dtype == other.dtype, name
+      np.testing.assert_array_equal(one, other, err_msg=name)
+
+
+def planted_arrays(kind, n, c, seed) -> dict[str, np.ndarray]:
+  """`arrays` whose runtimes grow with one column of the configs, so that there is something to learn."""
+  planted = arrays(kind, n=n, c=c, seed=seed)
+  order = planted['config_feat'][:, 3] if kind == 'tile' else planted['node_config_feat'][:, :, 0].sum(1)
+  return {**planted, 'config_runtime': (10_000 + 1000 * order).astype(np.int64)}
+
+
 def convert_arrays(folder: pathlib.Path, kind: str, sources, **options) -> str:
   """Converts the collection KIND:x and returns its directory.
 
@@ -60,7 +102,7 @@ def convert_arrays(folder: pathlib.Path, kind: str, sources, **options) -> str:
   return directory
 
 
-def write_run(path: str, data: str) -> str:
+def write_run(path: str, data: str, *, seed: int = 0) -> str:
   """Writes the run directory of a tiny model as it is before training on a dataset directory; returns `path`."""
   import tensorflow as tf  # Here, since only some tests need it.
 
@@ -72,7 +114,7 @@ def write_run(path: str, data: str) -> str:
   directory = datasets.open_directory(data)
   choices = directory.manifest.choices
   options = models.ModelOptions(models.DEFAULT_MODEL[directory.kind], directory.kind, parts.PartOptions(4, 1, 3))
-  tf.keras.utils.set_random_seed(0)
+  tf.keras.utils.set_random_seed(seed)
   model = models.build(options, statistics.parse(directory.statistics, num_extra=choices.num_extra))
   runs.Writer(path, config={}, options=options, model=model, statistics=directory.statistics, choices=choices,
               overwrite=False).save(1)

@@ -326,7 +326,7 @@ def _schema_faults(path: str, manifest: manifest_lib.Manifest,
   if text == schema.text(manifest.kind, num_extra=num_extra):
     return
   from google.protobuf import text_format  # Only comments may differ.
-  import tensorflow_gnn as tfgnn
+  from tpu_graphs.compat import tfgnn
   expected = schema.graph_schema(manifest.kind, num_extra=num_extra)
   try:
     found = text_format.Parse(text, tfgnn.GraphSchema())

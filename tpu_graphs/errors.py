@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import contextlib
 from typing import Any
 
@@ -63,6 +63,17 @@ def in_file(path: str) -> Iterator[None]:
     if error.path is None:
       error.path = path
     raise
+
+
+def brief(text: str, limit: int = 40) -> str:
+  """The first characters of what may be long, for an error."""
+  return text if len(text) <= limit else f'{text[:limit]}…'
+
+
+def some(names: Sequence[str], limit: int = 3) -> str:
+  """The first of what may be many names, for an error."""
+  shown = ', '.join(names[:limit]) or 'none'
+  return shown if len(names) <= limit else f'{shown}, … ({len(names)} in all)'
 
 
 # How files that are often taken for another begin.

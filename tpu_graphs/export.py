@@ -27,6 +27,7 @@ from tpu_graphs import feature_choices
 from tpu_graphs import module as module_lib
 from tpu_graphs import npz
 from tpu_graphs import records
+from tpu_graphs import streams
 
 if TYPE_CHECKING:
   import torch_geometric
@@ -99,16 +100,16 @@ def to_data(module: module_lib.Module) -> torch_geometric.data.Data:
   return pyg_data.Data(module_id=module.module_id, **tensors)
 
 
-def save_pyg(module: module_lib.Module, path: str | os.PathLike[str]) -> None:
-  """Writes `to_data(module)` by `torch.save`."""
+def save_pyg(stream: streams.ConfigStream, path: str | os.PathLike[str]) -> None:
+  """Writes `to_data` of the whole module by `torch.save`."""
   import torch
   content = io.BytesIO()
-  torch.save(to_data(module), content)  # Into a file, it tells a full disk as a RuntimeError without a reason.
+  torch.save(to_data(stream.load()), content)  # Into a file, it tells a full disk as a RuntimeError without a reason.
   with open(path, 'wb') as file:
     file.write(content.getbuffer())
 
 
-_FORMS = {'npz': ('.npz', npz.save), 'pyg': ('.pt', save_pyg)}  # Form -> suffix and writer of a module's file.
+_FORMS = {'npz': ('.npz', npz.save_stream), 'pyg': ('.pt', save_pyg)}  # Form -> suffix and writer of a module's file.
 FORMS = tuple(_FORMS)
 
 
@@ -116,8 +117,8 @@ def export(data: str | os.PathLike[str], output: str | os.PathLike[str], *, form
            overwrite: bool = False) -> Exported:
   """Writes a dataset directory as a file per module, below OUTPUT/FORM and a folder per part of the collection's name.
 
-  All records are read twice, to find those of each module and then module by module, so that no more than one module is
-  held. The folders of the splits appear when all of them are complete.
+  All records are read twice, to find those of each module and then module by module. In memory are the configs of one
+  record or block, for pyg those of one module. The folders of the splits appear when all of them are complete.
 
   Args:
     data: a dataset directory, on any file system that TensorFlow reads.
@@ -257,19 +258,22 @@ def _write_split(directory: datasets.DatasetDirectory, name: str, places: Mappin
 
 
 def _write_module(places: Sequence[_Place], num_extra: int, path: pathlib.Path,
-                  save: Callable[[module_lib.Module, pathlib.Path], None]) -> dict[str, Any]:
+                  save: Callable[[streams.ConfigStream, pathlib.Path], None]) -> dict[str, Any]:
   """Writes the module whose records are at `places`; returns what the index says of it."""
-  parts = []
+  with contextlib.ExitStack() as stack:
+    with errors.in_file(places[-1][0]):
+      stream = stack.enter_context(streams.merged(_read_records(places, num_extra)))
+    save(stream, path)
+    graph = stream.graph
+    return {'ops': graph.num_ops, 'edges': graph.num_edges, 'config_ops': graph.num_config_ops,
+            'configs': stream.num_configs, 'is_measured': stream.is_measured}
+
+
+def _read_records(places: Sequence[_Place], num_extra: int) -> Iterator[module_lib.Module]:
   for shard, start in places:
     with _open_shard(shard) as file:
       file.seek(start)
-      parts.append(records.decode(records.read_tfrecord(file) or b'', num_extra=num_extra))
-  with errors.in_file(shard):
-    module = records.merge(parts)
-  parts.clear()
-  save(module, path)
-  return {'ops': module.num_ops, 'edges': module.num_edges, 'config_ops': module.num_config_ops,
-          'configs': module.num_configs, 'is_measured': module.is_measured}
+      yield records.decode(records.read_tfrecord(file) or b'', num_extra=num_extra)
 
 
 def _left_out(choices: feature_choices.FeatureChoices) -> Iterator[str]:

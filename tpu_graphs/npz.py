@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import contextlib
 import dataclasses
 import errno
+import io
 import lzma
 import math
 import os
 import pathlib
 import struct
+import tokenize
 from typing import IO, Any, BinaryIO
 import zipfile
-import zlib
 
 import numpy as np
 
@@ -27,9 +28,11 @@ from tpu_graphs import feature_choices
 from tpu_graphs import features
 from tpu_graphs import module as module_lib
 from tpu_graphs import streams
+from tpu_graphs import zips
 
 DEFAULT_MAX_ARRAY_BYTES = 16 << 30
 _BLOCK_BYTES = 1 << 20  # Inflated at a time.
+_MAX_HEADER_BYTES = 12 << 10  # Of an array; NumPy refuses longer ones.
 _Specs = Mapping[str, tuple[str, tuple[Any, ...]]]
 
 # Array -> (dtype kinds, shape). Letters are sizes that must agree over the arrays of a file; see `Module`.
@@ -170,6 +173,18 @@ def read_configs(file: BinaryIO, *, path: str, kind: str,
     return _arrays(archive, headers, _CONFIG_ARRAYS[_check_kind(headers, kind, _CONFIG_ARRAYS)])
 
 
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+  """A float32 array for `write_arrays` that need not be in memory as a whole.
+
+  Attributes:
+    shape: of the array.
+    blocks: its rows in order, any dtype [b, *shape[1:]], read once.
+  """
+  shape: tuple[int, ...]
+  blocks: Iterable[np.ndarray]
+
+
 def save(module: module_lib.Module, path: str | os.PathLike[str]) -> None:
   """Writes `module` in the published form.
 
@@ -178,37 +193,54 @@ def save(module: module_lib.Module, path: str | os.PathLike[str]) -> None:
   dropped runs. Feature choices are made at each reading and so not written. The file appears under its name only when
   it is complete.
   """
-  c = module.num_configs
-  arrays: dict[str, np.ndarray] = {'node_opcode': module.node_opcode, 'edge_index': module.edge_index,
-                                   'node_feat': feature_choices.unpad_layouts(module.node_feat)}
-  arrays['node_splits'] = module.node_splits[np.newaxis]
-  unmeasured = module.config_runtime == module_lib.UNMEASURED
-  arrays['config_runtime'] = np.where(unmeasured, 0, module.config_runtime)
-  if module.config_feat is not None and module.config_runtime_normalizers is not None:
-    arrays['config_feat'] = module.config_feat
-    arrays['config_runtime_normalizers'] = np.where(unmeasured, 1, module.config_runtime_normalizers)
-  if module.node_config_ids is not None and module.node_config_feat is not None:
-    arrays['node_config_ids'] = module.node_config_ids
-    arrays['node_config_feat'] = module.node_config_feat.astype(np.float32)
-  if not np.array_equal(module.config_id, np.arange(c)):
-    arrays['config_id'] = module.config_id
-  segment = module_lib.segment_of_op(module.node_splits)
-  if not np.array_equal(module.computation, segment):
-    arrays['computation'] = module.computation
+  save_stream(streams.ConfigStream.of(module), path)
+
+
+def save_stream(stream: streams.ConfigStream, path: str | os.PathLike[str]) -> None:
+  """`save` of a module whose configs are read as they are written."""
+  graph = stream.graph
+  arrays: dict[str, np.ndarray | Blocks] = {
+      'node_opcode': graph.node_opcode, 'edge_index': graph.edge_index,
+      'node_feat': feature_choices.unpad_layouts(graph.node_feat), 'node_splits': graph.node_splits[np.newaxis]}
+  unmeasured = stream.config_runtime == module_lib.UNMEASURED
+  arrays['config_runtime'] = np.where(unmeasured, 0, stream.config_runtime)
+  if stream.config_runtime_normalizers is not None:
+    arrays['config_runtime_normalizers'] = np.where(unmeasured, 1, stream.config_runtime_normalizers)
+  if graph.node_config_ids is not None:
+    arrays['node_config_ids'] = graph.node_config_ids
+  if not np.array_equal(stream.config_id, np.arange(stream.num_configs)):
+    arrays['config_id'] = stream.config_id
+  segment = module_lib.segment_of_op(graph.node_splits)
+  if not np.array_equal(graph.computation, segment):
+    arrays['computation'] = graph.computation
+  arrays['config_feat' if graph.kind == 'tile' else _STREAMED] = Blocks(
+      (stream.num_configs, *stream.row_shape), stream.blocks())
   write_arrays(path, arrays)
 
 
-def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> None:
-  """Writes an npz file, which appears under its name only when it is complete."""
+def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray | Blocks]) -> None:
+  """Writes a compressed npz file, which appears under its name only when it is complete."""
   target = pathlib.Path(path)
   temporary = target.with_name(f'.{target.name}.{os.getpid()}.partial')
   try:
-    with open(temporary, 'wb') as file:
-      np.savez_compressed(file, **arrays)
+    with zipfile.ZipFile(temporary, 'w', zipfile.ZIP_DEFLATED) as archive:
+      for name, array in arrays.items():
+        zips.write_member(archive, f'{name}.npy', _encoded(array))
     os.replace(temporary, target)
   except BaseException:
     temporary.unlink(missing_ok=True)
     raise
+
+
+def _encoded(array: np.ndarray | Blocks) -> Iterator[bytes | memoryview]:
+  """The content of an npy file in C order."""
+  dtype, blocks = (np.dtype(np.float32), array.blocks) if isinstance(array, Blocks) else (array.dtype, (array,))
+  header = io.BytesIO()
+  np.lib.format.write_array_header_1_0(
+      header, {'descr': np.lib.format.dtype_to_descr(dtype), 'fortran_order': False, 'shape': array.shape})
+  yield header.getvalue()
+  for block in blocks:
+    yield np.asarray(block, dtype, order='C').data
 
 
 def _head(file: BinaryIO) -> bytes:
@@ -220,7 +252,7 @@ def _head(file: BinaryIO) -> bytes:
 
 @contextlib.contextmanager
 def _damage_explained(head: bytes) -> Iterator[None]:
-  """Turns what zipfile, zlib and NumPy raise on a damaged file into one `InputError` that tells the damage.
+  """Turns what zipfile and NumPy raise on a damaged file into one `InputError` that tells the damage.
 
   Args:
     head: how the file begins.
@@ -229,8 +261,8 @@ def _damage_explained(head: bytes) -> Iterator[None]:
     yield
   except errors.InputError:
     raise
-  except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError, ValueError,
-          OSError) as error:
+  except (zipfile.BadZipFile, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError, ValueError,
+          SyntaxError, tokenize.TokenError, OSError) as error:  # The two before the last from the header of an array.
     # A damaged offset gives EINVAL, damaged bz2 data an OSError without number; other numbers tell of the disk.
     if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
       raise
@@ -258,11 +290,11 @@ def _headers(archive: zipfile.ZipFile, max_array_bytes: int) -> dict[str, _Heade
 
 def _header(archive: zipfile.ZipFile, name: str, max_array_bytes: int) -> _Header:
   info = archive.getinfo(f'{name}.npy')
-  with archive.open(info) as stream:
-    version = np.lib.format.read_magic(stream)
-    reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran_order, dtype = reader(stream)
-    header = _Header(dtype, shape, fortran_order, stream.tell())
+  start = io.BytesIO(zips.Reader(archive, info.filename).read(_MAX_HEADER_BYTES))
+  version = np.lib.format.read_magic(start)
+  reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+  shape, fortran_order, dtype = reader(start)
+  header = _Header(dtype, shape, fortran_order, start.tell())
   if dtype.hasobject:
     raise errors.InputError('pickled objects', where=name, found=dtype, expected='numbers',
                             fix='save it as a plain numeric array; objects are never unpickled')
@@ -326,28 +358,28 @@ def _arrays(archive: zipfile.ZipFile, headers: dict[str, _Header], known: _Specs
 
 
 def _array(archive: zipfile.ZipFile, name: str, header: _Header) -> np.ndarray:
-  """Inflates one array; layout configs come out as int8. With the last byte, zipfile checks the CRC."""
+  """Inflates one array; layout configs come out as int8. With the last byte, its checksum is compared."""
   if name == _STREAMED:
     configs = np.empty(header.shape, np.int8)
     streams.fill(configs, _config_blocks(archive, header, np.arange(header.shape[0])))
     return configs
   flat = np.empty(math.prod(header.shape), header.dtype)
-  with archive.open(f'{name}.npy') as member:
-    streams.fill(flat, _chunks(member, name, header))
+  streams.fill(flat, _chunks(archive, name, header))
   if header.fortran_order:
     return np.ascontiguousarray(flat.reshape(header.shape[::-1]).T)
   return flat.reshape(header.shape)
 
 
-def _chunks(member: IO[bytes], name: str, header: _Header) -> Iterator[np.ndarray]:
+def _chunks(archive: zipfile.ZipFile, name: str, header: _Header) -> Iterator[np.ndarray]:
   """The values of an array in the order of the file, [size] each."""
+  member = zips.Reader(archive, f'{name}.npy')
   member.read(header.body)
   size, step = math.prod(header.shape), max(1, _BLOCK_BYTES // max(header.dtype.itemsize, 1))
   for start in range(0, size, step):
     yield np.frombuffer(_exactly(member, min(step, size - start) * header.dtype.itemsize, name), header.dtype)
 
 
-def _exactly(file: IO[bytes], size: int, name: str) -> bytes:
+def _exactly(file: IO[bytes] | zips.Reader, size: int, name: str) -> bytes:
   data = file.read(size)
   if len(data) < size:
     raise EOFError(f'{name} ends early')
@@ -363,64 +395,55 @@ def _config_blocks(archive: zipfile.ZipFile, header: _Header, rows: np.ndarray) 
   near = streams.rows_per_block(row_bytes, _BLOCK_BYTES)  # Rows that are read together, those between them as well.
   per_block = min(rows.size, streams.rows_per_block(math.prod(header.shape[1:])))
   block, filled = np.empty((0, *header.shape[1:]), np.int8), 0
-  with _rows_of_member(archive, header, row_bytes, whole=rows.size == header.shape[0]) as read:
-    for group in np.split(rows, np.flatnonzero(np.diff(rows // near)) + 1) if rows.size else ():
-      first, size = int(group[0]), int(group[-1] - group[0]) + 1
-      values = np.frombuffer(read(first, first + size), header.dtype).reshape(size, *header.shape[1:])
-      if size != group.size:
-        values = values[group - first]
-      narrowed, bad = _narrow(values)
-      if bad:
-        raise _no_small_integer([group[bad[0]], *bad[1:]], values[bad])
-      while len(narrowed):
-        if not filled:
-          block = np.empty((per_block, *header.shape[1:]), np.int8)
-        size = min(len(narrowed), per_block - filled)
-        block[filled:filled + size] = narrowed[:size]
-        narrowed, filled = narrowed[size:], filled + size
-        if filled == per_block:
-          yield block
-          filled = 0
+  read = _rows_of_member(archive, header, row_bytes, whole=rows.size == header.shape[0])
+  for group in np.split(rows, np.flatnonzero(np.diff(rows // near)) + 1) if rows.size else ():
+    first, size = int(group[0]), int(group[-1] - group[0]) + 1
+    values = np.frombuffer(read(first, first + size), header.dtype).reshape(size, *header.shape[1:])
+    if size != group.size:
+      values = values[group - first]
+    narrowed, bad = _narrow(values)
+    if bad:
+      raise _no_small_integer([group[bad[0]], *bad[1:]], values[bad])
+    while len(narrowed):
+      if not filled:
+        block = np.empty((per_block, *header.shape[1:]), np.int8)
+      size = min(len(narrowed), per_block - filled)
+      block[filled:filled + size] = narrowed[:size]
+      narrowed, filled = narrowed[size:], filled + size
+      if filled == per_block:
+        yield block
+        filled = 0
+  read(header.shape[0], header.shape[0])
   if filled:
     yield block[:filled]
 
 
-@contextlib.contextmanager
 def _rows_of_member(archive: zipfile.ZipFile, header: _Header, row_bytes: int, *,
-                    whole: bool) -> Iterator[Callable[[int, int], bytes]]:
-  """Gives a function that reads configs [start, stop), forwards only.
+                    whole: bool) -> Callable[[int, int], bytes]:
+  """A function that reads configs [start, stop), forwards only.
 
-  A compressed member is inflated from its first byte to its last, so that its checksum is always compared; in one
-  that is not, the others are skipped unless it is read as a `whole`.
+  A compressed member is inflated from its first byte on, so that its checksum is compared where the last call is for
+  the end; in one that is not, the others are skipped unless it is read as a `whole`.
   """
   info = archive.getinfo(f'{_STREAMED}.npy')
-  with archive.open(info) as member:
-    position = 0  # In the data of the array.
+  member = zips.Reader(archive, info.filename)
 
-    def inflate(start: int, stop: int) -> bytes:
-      nonlocal position
-      skip(start * row_bytes)
-      position = stop * row_bytes
-      return _exactly(member, (stop - start) * row_bytes, _STREAMED)
+  def inflate(start: int, stop: int) -> bytes:
+    while (skipped := header.body + start * row_bytes - member.position) > 0:
+      _exactly(member, min(_BLOCK_BYTES, skipped), _STREAMED)
+    return _exactly(member, (stop - start) * row_bytes, _STREAMED)
 
-    def skip(target: int) -> None:
-      nonlocal position
-      while position < target:
-        position += len(_exactly(member, min(_BLOCK_BYTES, target - position), _STREAMED))
+  if whole or info.compress_type != zipfile.ZIP_STORED:
+    return inflate
+  file: IO[bytes] = archive.fp  # type: ignore[assignment]
+  file.seek(info.header_offset + _LENGTHS_IN_LOCAL_HEADER)
+  data = info.header_offset + _LOCAL_HEADER_BYTES + sum(struct.unpack('<HH', file.read(4))) + header.body
 
-    def seek(start: int, stop: int) -> bytes:
-      file.seek(data + start * row_bytes)
-      return _exactly(file, (stop - start) * row_bytes, _STREAMED)
+  def seek(start: int, stop: int) -> bytes:
+    file.seek(data + start * row_bytes)
+    return _exactly(file, (stop - start) * row_bytes, _STREAMED)
 
-    member.read(header.body)
-    if whole or info.compress_type != zipfile.ZIP_STORED:
-      yield inflate
-      skip(header.nbytes)
-    else:
-      file: IO[bytes] = archive.fp  # type: ignore[assignment]
-      file.seek(info.header_offset + _LENGTHS_IN_LOCAL_HEADER)
-      data = info.header_offset + _LOCAL_HEADER_BYTES + sum(struct.unpack('<HH', file.read(4))) + header.body
-      yield seek
+  return seek
 
 
 def _transposed_blocks(archive: zipfile.ZipFile, header: _Header, rows: np.ndarray) -> Iterator[np.ndarray]:
@@ -428,13 +451,12 @@ def _transposed_blocks(archive: zipfile.ZipFile, header: _Header, rows: np.ndarr
   configs, *row_shape = header.shape
   start = 0
   with streams.temporary_file(math.prod(header.shape)) as file:
-    with archive.open(f'{_STREAMED}.npy') as member:
-      for chunk in _chunks(member, _STREAMED, header):
-        narrowed, bad = _narrow(chunk)
-        if bad:
-          raise _no_small_integer(np.unravel_index(start + bad[0], header.shape, 'F'), chunk[bad])
-        file.write(narrowed.data)
-        start += chunk.size
+    for chunk in _chunks(archive, _STREAMED, header):
+      narrowed, bad = _narrow(chunk)
+      if bad:
+        raise _no_small_integer(np.unravel_index(start + bad[0], header.shape, 'F'), chunk[bad])
+      file.write(narrowed.data)
+      start += chunk.size
     step = streams.rows_per_block(math.prod(row_shape))
     for group in np.split(rows, np.flatnonzero(np.diff(rows // step)) + 1) if rows.size else ():
       first, size = int(group[0]), int(group[-1] - group[0]) + 1

@@ -82,8 +82,9 @@ def from_bytes(data: bytes, *, path: str, kind: str | None = None,
       dataclasses.replace(module, module_id=f'{module.module_id}.{number}') for module in extraction.modules))
 
 
-def stream(file: BinaryIO, *, path: str, kind: str, choices: feature_choices.FeatureChoices,
-           max_array_bytes: int) -> tuple[list[streams.ConfigStream], Mapping[str, int]]:
+def stream(file: BinaryIO, *, path: str, kind: str | None = None,
+           choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
+           max_array_bytes: int = npz.DEFAULT_MAX_ARRAY_BYTES) -> tuple[list[streams.ConfigStream], Mapping[str, int]]:
   """As `from_bytes` from an open, seekable file, but leaves the configs of npz files there; see `npz.stream`.
 
   Returns:

@@ -28,7 +28,7 @@ from tpu_graphs import schema
 from tpu_graphs import streams
 
 if TYPE_CHECKING:
-  import tensorflow_gnn as tfgnn
+  from tpu_graphs.compat import tfgnn
 
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3  # Field numbers of tf.train.Feature.
 _STRINGS = ('context/module_id', 'context/node_config_feat')
@@ -201,28 +201,18 @@ def decode_module_id(data: bytes) -> str:
 
 
 def merge(parts: Sequence[module_lib.Module]) -> module_lib.Module:
-  """The module whose records were decoded as `parts`. Configs of several parts come in the order of `config_id`.
+  """The module whose records were decoded as `parts`, in memory; see `streams.merged`.
 
   Raises:
     InputError: a config occurs twice.
   """
-  if len(parts) == 1:
-    return parts[0]
-  place = np.argsort(np.argsort(np.concatenate([part.config_id for part in parts]), kind='stable'))
-  places = np.split(place, np.cumsum([part.num_configs for part in parts[:-1]]))
-  merged: dict[str, Any] = {}
-  for name in ('config_runtime', 'config_id', 'config_feat', 'config_runtime_normalizers', 'node_config_feat'):
-    arrays = [getattr(part, name) for part in parts]
-    if arrays[0] is not None:
-      merged[name] = np.empty((place.size, *arrays[0].shape[1:]), arrays[0].dtype)
-      for where, array in zip(places, arrays, strict=True):
-        merged[name][where] = array
-  return dataclasses.replace(parts[0], **merged)
+  with streams.merged(parts) as stream:
+    return stream.load()
 
 
 def to_graph_tensor(module: module_lib.Module) -> tfgnn.GraphTensor:
   """The GraphTensor of a whole module, as tfgnn reads it from a record."""
-  import tensorflow_gnn as tfgnn
+  from tpu_graphs.compat import tfgnn
   return tfgnn.parse_single_example(schema.graph_spec(module.kind, num_extra=module.num_extra), encode_whole(module))
 
 

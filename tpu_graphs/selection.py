@@ -89,7 +89,7 @@ def sample(stream: streams.ConfigStream, selection: ConfigSelection) -> streams.
 
 
 def deduplicate(stream: streams.ConfigStream, dedup: str) -> streams.ConfigStream:
-  """Keeps one of each set of configs with equal features, which are all read to be compared by hashes of 128 bits.
+  """Keeps one of each set of configs with equal features, which are all read to be compared by `digests`.
 
   - 'off': all are kept, and nothing is read.
   - 'first': the first.
@@ -102,15 +102,7 @@ def deduplicate(stream: streams.ConfigStream, dedup: str) -> streams.ConfigStrea
   total = stream.num_configs
   if dedup == 'off' or total < 2:
     return stream
-  digests = np.empty((total, 16), np.uint8)
-  done = 0
-  for block in stream.blocks():
-    if block.dtype.kind == 'f':
-      block = block + np.float32(0)  # -0 equals 0.
-    for row in block:
-      digests[done] = np.frombuffer(hashlib.blake2b(row.tobytes(), digest_size=16).digest(), np.uint8)
-      done += 1
-  _, group = np.unique(digests.view('V16')[:, 0], return_inverse=True)
+  _, group = np.unique(digests(stream), return_inverse=True)
   speed = _unmeasured_last(stream)
   order = np.lexsort((speed if dedup == 'min' else np.isinf(speed), group))  # Stable: the first of equals comes first.
   kept = order[np.unique(group[order], return_index=True)[1]]  # Of each group.
@@ -128,6 +120,16 @@ def deduplicate(stream: streams.ConfigStream, dedup: str) -> streams.ConfigStrea
   several = counts[group[rows]] > 1
   return dataclasses.replace(
       distinct, config_runtime=np.where(several, mean[group[rows]], distinct.config_runtime))
+
+
+def digests(stream: streams.ConfigStream) -> np.ndarray:
+  """A hash of 128 bits of the features of each config, [C]; equal ones have equal hashes. All features are read."""
+  found = []
+  for block in stream.blocks():
+    if block.dtype.kind == 'f':
+      block = block + np.float32(0)  # -0 equals 0.
+    found += [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in block]
+  return np.frombuffer(b''.join(found), 'V16')
 
 
 def _unmeasured_last(stream: streams.ConfigStream) -> np.ndarray:

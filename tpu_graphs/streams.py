@@ -6,7 +6,8 @@ A `ConfigStream` has all the rest in memory and gives the features in blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+import contextlib
 import dataclasses
 import io
 import math
@@ -15,6 +16,7 @@ from typing import IO
 
 import numpy as np
 
+from tpu_graphs import errors
 from tpu_graphs import module as module_lib
 
 BLOCK_BYTES = 8 << 20  # Of config features at a time.
@@ -64,6 +66,11 @@ class ConfigStream:
     return _row_bytes(self.graph)
 
   @property
+  def row_shape(self) -> tuple[int, ...]:
+    """Shape of the features of one config: (24,) for tile, (NC, 18) for layout."""
+    return _features(self.graph).shape[1:]
+
+  @property
   def is_measured(self) -> bool:
     """Whether any config has a runtime."""
     return bool((self.config_runtime != module_lib.UNMEASURED).any())
@@ -99,6 +106,47 @@ class ConfigStream:
     features = np.empty((self.num_configs, *empty.shape[1:]), empty.dtype)
     fill(features, self.blocks())
     return self.module(np.arange(self.num_configs), features)
+
+
+@contextlib.contextmanager
+def merged(parts: Iterable[module_lib.Module]) -> Iterator[ConfigStream]:
+  """The module whose configs are dealt to `parts`, of one or more; those of several come in the order of `config_id`.
+
+  One part at a time is in memory; meanwhile many configs lie in a temporary file, as long as the context lasts.
+
+  Raises:
+    InputError: a config occurs twice.
+  """
+  graph: module_lib.Module | None = None
+  columns: dict[str, list[np.ndarray]] = {}
+  with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as file:
+    for part in parts:
+      graph = graph or part.select_configs(np.arange(0))
+      for name in ('config_runtime', 'config_id', 'config_runtime_normalizers'):
+        columns.setdefault(name, []).append(getattr(part, name))
+      file.write(np.ascontiguousarray(_features(part)).data)
+      del part  # Before the next one is made.
+    assert graph is not None
+    number, ids = len(columns['config_id']), np.concatenate(columns['config_id'])
+    if np.unique(ids).size != ids.size:
+      raise errors.InputError('repeated value', where='config_id', expected='distinct positions')
+    order = np.argsort(ids) if number > 1 else np.arange(ids.size)  # Place in the file of each config.
+    row_bytes, empty = _row_bytes(graph), _features(graph)
+
+    def row(place: int) -> bytes:
+      file.seek(place * row_bytes)
+      return file.read(row_bytes)
+
+    def read(rows: np.ndarray) -> Iterator[np.ndarray]:
+      step = rows_per_block(row_bytes)
+      for start in range(0, rows.size, step):
+        places = order[rows[start:start + step]].tolist()
+        yield np.frombuffer(b''.join(map(row, places)), empty.dtype).reshape(len(places), *empty.shape[1:])
+
+    runtime, normalizers = columns['config_runtime'], columns['config_runtime_normalizers']
+    yield ConfigStream(
+        graph=graph, config_runtime=np.concatenate(runtime)[order], config_id=ids[order], read=read,
+        config_runtime_normalizers=np.concatenate(normalizers)[order] if graph.kind == 'tile' else None)
 
 
 def fill(array: np.ndarray, blocks: Iterator[np.ndarray]) -> None:

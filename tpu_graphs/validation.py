@@ -5,8 +5,8 @@ report = validation.validate('data/layout')
 print(report.describe(), report.is_sound)
 ```
 
-All is read, one record or file at a time; of each module only digests are kept. What makes the data wrong is a fault;
-what a user should know of, such as equal graphs in train and test, is a warning.
+All is read, one record or block of configs at a time; of each module and config only digests are kept. What makes the
+data wrong is a fault; what a user should know of, such as equal graphs in train and test, is a warning.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ import os
 import signal
 from typing import Any, TypeVar
 
+import numpy as np
+
 from tpu_graphs import dumps
 from tpu_graphs import errors
 from tpu_graphs import manifest as manifest_lib
 from tpu_graphs import readers
+from tpu_graphs import selection
 from tpu_graphs import summary
 from tpu_graphs import transfer
 
@@ -206,17 +209,21 @@ class _File:
 
 
 def _read_file(path: str) -> _File:
+  found, dropped, duplicates = [], 0, 0
   try:
-    extraction = readers.from_file(path)
+    with open(path, 'rb') as file:
+      modules, skipped = readers.stream(file, path=path)
+      for module in modules:
+        graph = module.graph
+        found.append(Found(module_id=graph.module_id, kind=graph.kind, where=path, measured=module.is_measured,
+                           topology=graph.topology_fingerprint(), configs=module.num_configs))
+        dropped += sum(graph.dropped_runs.values())
+        duplicates += module.num_configs - np.unique(selection.digests(module)).size
   except errors.InputError as error:
     return _File(path, fault=error)
-  contents = summary.summarize(extraction)
-  return _File(
-      path, skipped=sum(contents.skipped.values()), dropped=sum(contents.total.dropped_runs.values()),
-      duplicates=contents.total.configs - contents.total.distinct_configs,
-      found=tuple(Found(module_id=module.module_id, kind=module.kind, where=path, measured=module.is_measured,
-                        topology=module.topology_fingerprint(), configs=module.num_configs)
-                  for module in extraction.modules))
+  except OSError as error:
+    return _File(path, fault=errors.InputError('cannot read file', path=path, found=error.strerror))
+  return _File(path, tuple(found), skipped=sum(skipped.values()), duplicates=duplicates, dropped=dropped)
 
 
 def _validate_tree(path: str, read: Callable[..., Iterator[_File]]) -> Report:

@@ -71,3 +71,10 @@ def test_in_file_leaves_other_errors_alone():
 ])
 def test_looks_like(head, expected):
   assert errors.looks_like(head) == expected
+
+
+def test_long_values_and_many_names_are_cut():
+  assert errors.brief('x' * 40) == 'x' * 40
+  assert errors.brief('x' * 41) == 'x' * 40 + '…'
+  assert [errors.some(names, limit=2) for names in ([], ['a'], ['a', 'b'], ['a', 'b', 'c'])] == [
+      'none', 'a', 'a, b', 'a, b, … (3 in all)']

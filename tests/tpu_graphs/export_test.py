@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from pipelines import convert
+from tpu_graphs import datasets
 from tpu_graphs import errors
 from tpu_graphs import export
 from tpu_graphs import feature_choices
@@ -176,17 +177,26 @@ def test_what_npz_files_cannot_hold_is_told(tmp_path):
   assert (tmp_path / 'again' / shard).read_bytes() == (pathlib.Path(data) / shard).read_bytes()
 
 
-def test_no_more_than_one_module_is_held(dataset, tmp_path, monkeypatch):
-  seen = []
+def test_no_more_than_one_record_is_held(dataset, tmp_path, monkeypatch):
+  seen, saved = [], []
+  decode = records.decode
 
-  def save(module, path):
+  def decode_alone(*args, **kwargs):
     assert not any(reference() for reference in seen)
+    module = decode(*args, **kwargs)
     seen.append(weakref.ref(module))
-    npz.save(module, path)
+    return module
 
+  def save(stream, path):
+    assert not any(reference() for reference in [*seen, *saved])
+    saved.append(weakref.ref(stream))
+    npz.save_stream(stream, path)
+
+  monkeypatch.setattr(records, 'decode', decode_alone)
   monkeypatch.setitem(export._FORMS, 'npz', ('.npz', save))
   export.export(dataset, tmp_path, form='npz')
-  assert len(seen) == 5
+  assert len(seen) == sum(split.records for split in datasets.open_directory(dataset).manifest.splits.values())
+  assert len(seen) > len(saved) == 5
 
 
 # PyTorch Geometric.
@@ -387,11 +397,11 @@ def test_what_breaks_off_leaves_things_as_they_were(dataset, tmp_path, monkeypat
   before = files(tmp_path)
   written = []
 
-  def save(module, path):
+  def save(stream, path):
     written.append(path)
     if len(written) == 4:
       raise error
-    npz.save(module, path)
+    npz.save_stream(stream, path)
 
   monkeypatch.setitem(export._FORMS, 'npz', ('.npz', save))
   with pytest.raises(errors.InputError if isinstance(error, OSError) else KeyboardInterrupt) as caught:

@@ -4,8 +4,6 @@ import io
 import os
 import pathlib
 import stat
-import tracemalloc
-import zipfile
 
 import hypothesis
 from hypothesis import strategies as st
@@ -13,47 +11,19 @@ from hypothesis.extra import numpy as hnp
 import numpy as np
 import pytest
 
-from tpu_graphs import errors
 from tpu_graphs import feature_choices
 from tpu_graphs import module as module_lib
 from tpu_graphs import npz
+from tpu_graphs import zips
 from tpu_graphs import streams
 from tests import testing
 
 _PUBLISHED = sorted((testing.SHARED / 'data/npz').rglob('*.npz'))
-_ARRAYS = ('node_opcode', 'node_feat', 'edge_index', 'node_splits', 'computation', 'config_runtime', 'config_id',
-           'config_feat', 'config_runtime_normalizers', 'node_config_ids', 'node_config_feat')
 _SETTINGS = hypothesis.settings(max_examples=40, deadline=None)
 
 
-def _bytes(arrays, save=np.savez_compressed):
-  file = io.BytesIO()
-  save(file, **arrays)
-  return file.getvalue()
-
-
 def _read(arrays, **options):
-  return npz.read(io.BytesIO(_bytes(arrays)), path='d/m.npz', **options)
-
-
-def _assert_equal(found, expected, names=_ARRAYS):
-  assert found.kind == expected.kind
-  for name in names:
-    one, other = getattr(found, name), getattr(expected, name)
-    if other is None:
-      assert one is None, name
-    else:
-      assert one.dtype == other.dtype, name
-      np.testing.assert_array_equal(one, other, err_msg=name)
-
-
-def _refused(data, **options):
-  """The error of a file with this content; its path is always named."""
-  with pytest.raises(errors.InputError) as caught:
-    npz.read(io.BytesIO(data), path='d/m.npz', **options)
-  assert caught.value.path == 'd/m.npz'
-  assert str(caught.value).startswith('d/m.npz: ')
-  return caught.value
+  return npz.read(io.BytesIO(testing.npz_bytes(arrays)), path='d/m.npz', **options)
 
 
 @testing.needs_shared
@@ -87,7 +57,7 @@ def test_published_file_equals_what_numpy_reads(path):
 def test_published_file_round_trip(path, tmp_path):
   module = npz.load(path)
   npz.save(module, tmp_path / path.name)
-  _assert_equal(npz.load(tmp_path / path.name, kind=module.kind), module)
+  testing.assert_equal_modules(npz.load(tmp_path / path.name, kind=module.kind), module)
 
 
 @st.composite
@@ -128,7 +98,7 @@ def test_round_trip(tmp_path_factory, module):
   loaded = npz.load(path)
   assert loaded.module_id == module.module_id
   assert loaded.dropped_runs == {}
-  _assert_equal(loaded, module)
+  testing.assert_equal_modules(loaded, module)
 
 
 @pytest.mark.parametrize(('mk', 'extra'), [(testing.tile_arrays, set()), (testing.layout_arrays, {'node_splits'})])
@@ -149,7 +119,7 @@ def test_smallest_modules(mk, sizes, tmp_path):
   assert module.num_edges == module.num_ops - 1
   assert module.num_config_ops == sizes.get('nc', 0)
   npz.save(module, tmp_path / 'm.npz')
-  _assert_equal(npz.load(tmp_path / 'm.npz'), module)
+  testing.assert_equal_modules(npz.load(tmp_path / 'm.npz'), module)
 
 
 @pytest.mark.parametrize('splits', [None, [0], [[0]], [0, 4], [[0, 4]], [[0, 2]], [0, 2, 4]])
@@ -190,226 +160,24 @@ def test_layout_configs_over_several_blocks(monkeypatch):
 ], ids=['fortran', 'big-endian', 'wide', 'unsigned'])
 def test_other_dtypes_and_orders_are_equal(mk, change):
   arrays = mk()
-  _assert_equal(_read({name: change(array) for name, array in arrays.items()}), _read(arrays))
+  testing.assert_equal_modules(_read({name: change(array) for name, array in arrays.items()}), _read(arrays))
 
 
 @pytest.mark.parametrize('save', [np.savez, np.savez_compressed])
 def test_stored_and_deflated(save):
-  data = _bytes(testing.layout_arrays(), save)
-  _assert_equal(npz.read(io.BytesIO(data), path='m.npz'), _read(testing.layout_arrays()))
+  data = testing.npz_bytes(testing.layout_arrays(), save)
+  testing.assert_equal_modules(npz.read(io.BytesIO(data), path='m.npz'), _read(testing.layout_arrays()))
 
 
 def test_arrays_of_no_meaning_are_ignored():
   module = _read(testing.tile_arrays(note=np.array(['text'])))
-  _assert_equal(module, _read(testing.tile_arrays()))
+  testing.assert_equal_modules(module, _read(testing.tile_arrays()))
 
 
 def test_path_gives_the_name():
-  data = _bytes(testing.tile_arrays())
+  data = testing.npz_bytes(testing.tile_arrays())
   for path, name in (('gs://b/c.d.npz', 'c.d'), ('é', 'é'), ('/x/y.npz.npz', 'y.npz')):
     assert npz.read(io.BytesIO(data), path=path).module_id == name
-
-
-# Damage of the file.
-
-@pytest.mark.parametrize('save', [np.savez, np.savez_compressed])
-def test_truncated(save):
-  data = _bytes(testing.layout_arrays(n=2, c=2, nc=1), save)
-  for end in [*range(2, len(data), 23), len(data) - 1]:
-    error = _refused(data[:end])
-    assert error.reason == 'damaged or truncated npz file', end
-    assert error.found
-    assert error.expected == 'a complete zip archive'
-    assert error.fix == 'download the file again'
-
-
-@pytest.mark.parametrize('save', [np.savez, np.savez_compressed])
-def test_flipped_byte_is_refused_or_harmless(save, tmp_path):
-  """A byte may be one that does not matter, such as a date; whatever is read is right."""
-  data = _bytes(testing.layout_arrays(n=2, c=2, nc=1), save)
-  expected = npz.read(io.BytesIO(data), path='m.npz')
-  path = tmp_path / 'm.npz'
-  refused = []
-  for i in range(0, len(data), 5):
-    damaged = bytearray(data)
-    damaged[i] ^= 0xff
-    path.write_bytes(damaged)
-    try:
-      module = npz.load(path)
-    except errors.InputError as error:
-      refused.append((error.path, error.reason))
-    else:
-      _assert_equal(module, expected)
-  assert len(refused) > len(data) / 5 / 2
-  assert {name for name, _ in refused} == {str(path)}
-  assert 'cannot read file' not in {reason for _, reason in refused}
-
-
-def test_flipped_byte_in_the_data():
-  data = bytearray(_bytes(testing.tile_arrays(), np.savez))
-  with zipfile.ZipFile(io.BytesIO(data)) as archive:
-    offset = archive.getinfo('node_feat.npy').header_offset
-  data[offset + 400] ^= 1
-  error = _refused(bytes(data))
-  assert error.reason == 'damaged or truncated npz file'
-  assert "Bad CRC-32 for file 'node_feat.npy'" in error.found
-
-
-@pytest.mark.parametrize('save', [np.savez, np.savez_compressed])
-@pytest.mark.parametrize('name', sorted(testing.layout_arrays()))
-def test_checksum_is_compared(name, save):
-  data = bytearray(_bytes(testing.layout_arrays(n=100, c=100), save))
-  entry = data.rindex(f'{name}.npy'.encode()) - 46  # In the directory of the zip, where the name follows 46 bytes.
-  data[entry + 16] ^= 1  # The checksum.
-  error = _refused(bytes(data))
-  assert error.found == f"Bad CRC-32 for file '{name}.npy'"
-
-
-@pytest.mark.parametrize('compression', [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_damage_under_other_compressions(compression):
-  file = io.BytesIO()
-  with zipfile.ZipFile(file, 'w', compression) as archive:
-    for name, array in testing.tile_arrays().items():
-      stream = io.BytesIO()
-      np.save(stream, array)
-      archive.writestr(f'{name}.npy', stream.getvalue())
-  data = file.getvalue()
-  _assert_equal(npz.read(io.BytesIO(data), path='m.npz'), _read(testing.tile_arrays()))
-  for i in range(60, 400, 9):  # Behind the zip's own header of the first array.
-    damaged = bytearray(data)
-    damaged[i] ^= 0xff
-    assert _refused(bytes(damaged)).reason == 'damaged or truncated npz file', i
-
-
-@pytest.mark.parametrize(('data', 'reason', 'found'), [
-    (b'', 'empty file', '0 bytes'),
-    (b'<html>404 not found</html>', 'not an npz file', 'HTML or XML'),
-    (b'\x1f\x8b\x08' + bytes(60), 'not an npz file', 'gzip data'),
-    (b'HloModule jit_f', 'not an npz file', 'HLO text'),
-], ids=['empty', 'html', 'gzip', 'hlo'])
-def test_not_an_npz(data, reason, found):
-  error = _refused(data)
-  assert (error.reason, error.found) == (reason, found)
-  assert error.expected
-
-
-def test_npy_instead_of_npz():
-  file = io.BytesIO()
-  np.save(file, np.zeros(3))
-  error = _refused(file.getvalue())
-  assert (error.reason, error.found, error.expected) == (
-      'not an npz file', 'an npy array', 'a zip archive of npy arrays')
-
-
-def test_zip_of_something_else():
-  file = io.BytesIO()
-  with zipfile.ZipFile(file, 'w') as archive:
-    archive.writestr('readme.txt', 'hello')
-  error = _refused(file.getvalue())
-  assert (error.reason, error.where) == ('member is no npy array', 'readme.txt')
-
-
-def test_missing_file_and_directory(tmp_path):
-  for path in (tmp_path / 'none.npz', tmp_path):
-    with pytest.raises(errors.InputError) as caught:
-      npz.load(path)
-    assert (caught.value.reason, caught.value.path) == ('cannot read file', str(path))
-    assert caught.value.found
-
-
-def test_fault_of_the_disk_is_no_damage():
-  class Disk(io.BytesIO):
-    def read(self, *args):
-      if 30 < self.tell() < 256:  # Behind the header of the first array, and not in the directory at the end.
-        raise OSError(5, 'Input/output error')
-      return super().read(*args)
-  with pytest.raises(OSError, match='Input/output error'):
-    npz.read(Disk(_bytes(testing.tile_arrays())), path='m.npz')
-
-
-# Arrays that must not be unpickled, or not even allocated.
-
-class _Bomb:
-  went_off = False
-
-  def __reduce__(self):
-    return setattr, (_Bomb, 'went_off', True)
-
-
-@pytest.mark.parametrize('name', ['node_feat', 'anything'])
-def test_objects_are_never_unpickled(name):
-  error = _refused(_bytes(testing.tile_arrays(**{name: np.array([_Bomb()], dtype=object)})))
-  assert (error.where, error.reason, error.found) == (name, 'pickled objects', 'object')
-  assert error.expected == 'numbers'
-  assert not _Bomb.went_off
-
-
-def _with_member(arrays, name, content):
-  file = io.BytesIO(_bytes({key: array for key, array in arrays.items() if key != name}))
-  with zipfile.ZipFile(file, 'a', zipfile.ZIP_DEFLATED) as archive:
-    archive.writestr(f'{name}.npy', content)
-  return file.getvalue()
-
-
-def _npy_header(shape, dtype):
-  file = io.BytesIO()
-  np.lib.format.write_array_header_1_0(file, {'descr': dtype, 'fortran_order': False, 'shape': shape})
-  return file.getvalue()
-
-
-def _peak_bytes(function):
-  tracemalloc.start()
-  try:
-    function()
-    return tracemalloc.get_traced_memory()[1]
-  finally:
-    tracemalloc.stop()
-
-
-def _check_refused_before_allocation(data, where, reason, **options):
-  found = []
-  assert _peak_bytes(lambda: found.append(_refused(data, **options))) < 2 << 20
-  assert (found[0].where, found[0].reason) == (where, reason)
-  return found[0]
-
-
-def test_header_over_the_limit():
-  data = _with_member(testing.tile_arrays(), 'config_runtime', _npy_header((2**33,), '<i8'))
-  error = _check_refused_before_allocation(data, 'config_runtime', 'array too large')
-  assert (error.found, error.expected) == (f'{2**36} bytes as [{2**33}] int64', f'<= {16 << 30} bytes')
-
-
-@pytest.mark.parametrize(('shape', 'dtype'), [((2**33,), '|i1'), ((7,), '<i8'), ((5,), '<i8'), ((0,), '<i8')])
-def test_header_that_does_not_fit_the_data(shape, dtype):
-  content = _npy_header(shape, dtype) + bytes(6 * 8)
-  error = _check_refused_before_allocation(
-      _with_member(testing.tile_arrays(), 'config_runtime', content), 'config_runtime', 'header does not fit the data')
-  assert error.found == '48 bytes of data'
-  assert error.expected == f'{shape[0] * np.dtype(dtype).itemsize} bytes for {list(shape)} {np.dtype(dtype)}'
-
-
-def test_zip_bomb():
-  data = _with_member(testing.tile_arrays(), 'padding', _npy_header((8 << 20,), '|i1') + bytes(8 << 20))
-  assert len(data) < 40_000
-  error = _check_refused_before_allocation(data, 'padding', 'array too large', max_array_bytes=4 << 20)
-  assert error.expected == f'<= {4 << 20} bytes'
-  npz.read(io.BytesIO(data), path='m.npz', max_array_bytes=8 << 20)
-
-
-@pytest.mark.parametrize('content', [b'', b'hello', b'\x93NUMPY', b'\x93NUMPY\x01\x00\x10\x00{not a header}',
-                                     b'\x93NUMPY\x01\x00\xff\xff{'])
-def test_member_that_is_no_array(content):
-  error = _refused(_with_member(testing.tile_arrays(), 'node_feat', content))
-  assert error.reason == 'damaged or truncated npz file'
-
-
-def test_layout_configs_do_not_inflate_to_floats(monkeypatch):
-  shape = (2000, 64, 18)  # 9 MB as float32, 2.3 MB as int8.
-  data = _bytes(testing.layout_arrays(c=2000, node_config_ids=np.zeros(64, int),
-                                      node_config_feat=np.ones(shape, np.float32)))
-  monkeypatch.setattr(npz, '_BLOCK_BYTES', 1 << 18)
-  monkeypatch.setattr(streams, 'BLOCK_BYTES', 1 << 18)
-  assert _peak_bytes(lambda: npz.read(io.BytesIO(data), path='m.npz')) < 2 * np.prod(shape)
 
 
 # Arrays that are missing, or of a wrong shape, dtype or value.
@@ -420,17 +188,17 @@ def test_layout_configs_do_not_inflate_to_floats(monkeypatch):
     *[(testing.layout_arrays, name) for name in ('node_opcode', 'node_feat', 'edge_index', 'config_runtime',
                                                  'node_config_ids', 'node_config_feat')]])
 def test_missing_array(mk, name):
-  error = _refused(_bytes(mk(**{name: None})))
+  error = testing.refused_npz(testing.npz_bytes(mk(**{name: None})))
   assert (error.reason, error.where) == ('array missing', name)
   assert name not in error.found.replace(f'{name}_', '').replace(',', '').split()
   assert name in error.expected.replace(',', '').split()
 
 
 def test_neither_or_both_kinds():
-  error = _refused(_bytes(testing.tile_arrays(config_feat=None, config_runtime_normalizers=None)))
+  error = testing.refused_npz(testing.npz_bytes(testing.tile_arrays(config_feat=None, config_runtime_normalizers=None)))
   assert error.reason == 'neither a tile nor a layout file'
   assert error.found == 'arrays config_runtime, edge_index, node_feat, node_opcode'
-  error = _refused(_bytes({**testing.tile_arrays(), **testing.layout_arrays()}))
+  error = testing.refused_npz(testing.npz_bytes({**testing.tile_arrays(), **testing.layout_arrays()}))
   assert error.reason == 'both a tile and a layout file'
   assert error.expected
 
@@ -439,7 +207,7 @@ def test_neither_or_both_kinds():
                                                    (testing.layout_arrays, 'layout', 'tile')])
 def test_asked_kind(mk, kind, other):
   assert _read(mk(), kind=kind).kind == kind
-  error = _refused(_bytes(mk()), kind=other)
+  error = testing.refused_npz(testing.npz_bytes(mk()), kind=other)
   assert (error.reason, error.found, error.expected) == (
       'file of the other kind', f'a {kind} file', f'a {other} file')
 
@@ -473,7 +241,7 @@ _T, _L = testing.tile_arrays, testing.layout_arrays
     (_L, 'node_config_feat', np.zeros((6, 36)), '[6, 36]', '[6 (as in config_runtime), 2 (as in node_config_ids), 18]'),
 ])
 def test_wrong_shape(mk, name, array, found, expected):
-  error = _refused(_bytes(mk(**{name: array})))
+  error = testing.refused_npz(testing.npz_bytes(mk(**{name: array})))
   assert (error.reason, error.found, error.expected) == ('wrong shape', found, expected)
   # The other array of the pair is named where it comes later in the order of checks.
   assert error.where == name or f'(as in {name})' in error.expected
@@ -486,7 +254,7 @@ def test_wrong_shape(mk, name, array, found, expected):
     (_L, 'node_config_ids', 'float32', 'integer'), (_L, 'node_config_feat', 'complex64', 'float or integer'),
     (_L, 'node_splits', '<U1', 'integer'), (_L, 'node_config_feat', '<U8', 'float or integer')])
 def test_wrong_dtype(mk, name, dtype, expected):
-  error = _refused(_bytes(mk(**{name: mk()[name].astype(dtype)})))
+  error = testing.refused_npz(testing.npz_bytes(mk(**{name: mk()[name].astype(dtype)})))
   assert (error.where, error.reason, error.found, error.expected) == (name, 'wrong dtype', dtype, expected)
 
 
@@ -504,7 +272,7 @@ def _changed(array, index, value):
     (_L, 'node_splits', (0, 1), 5, '0 to 4'),
 ])
 def test_value_out_of_range(mk, name, index, value, expected):
-  error = _refused(_bytes(mk(**{name: _changed(mk()[name], index, value)})))
+  error = testing.refused_npz(testing.npz_bytes(mk(**{name: _changed(mk()[name], index, value)})))
   where = name + str([*index[-1:]] if name == 'node_splits' else [*index])
   assert (error.where, error.reason, error.found, error.expected) == (
       where, 'value out of range', str(value), expected)
@@ -513,7 +281,7 @@ def test_value_out_of_range(mk, name, index, value, expected):
 @pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize('name', ['node_feat', 'config_feat'])
 def test_not_finite(name, value):
-  error = _refused(_bytes(_T(**{name: _changed(_T()[name], (3, 5), value)})))
+  error = testing.refused_npz(testing.npz_bytes(_T(**{name: _changed(_T()[name], (3, 5), value)})))
   assert (error.where, error.reason, error.found, error.expected) == (
       f'{name}[3, 5]', 'value not finite', str(value), 'a finite float32')
 
@@ -522,7 +290,7 @@ def test_not_finite(name, value):
 @pytest.mark.parametrize('value', [0.5, 128.0, -129.0, 256.0, 1e30, np.nan, np.inf])
 def test_layout_config_that_is_no_small_integer(value, order):
   array = np.asarray(_changed(_L()['node_config_feat'], (4, 1, 7), value), order=order)
-  error = _refused(_bytes(_L(node_config_feat=array)))
+  error = testing.refused_npz(testing.npz_bytes(_L(node_config_feat=array)))
   assert (error.where, error.reason) == ('node_config_feat[4, 1, 7]', 'value not a small integer')
   assert (error.found, error.expected[:33]) == (str(np.float32(value)), 'a whole number from -128 to 127 (')
 
@@ -530,7 +298,7 @@ def test_layout_config_that_is_no_small_integer(value, order):
 @pytest.mark.parametrize('value', [255, 128, 2**64 - 1])
 def test_unsigned_layout_config_does_not_wrap(value):
   array = _changed(np.zeros((6, 2, 18), np.uint64), (0, 0, 3), value)
-  error = _refused(_bytes(_L(node_config_feat=array)))
+  error = testing.refused_npz(testing.npz_bytes(_L(node_config_feat=array)))
   assert (error.where, error.found) == ('node_config_feat[0, 0, 3]', str(value))
 
 
@@ -538,13 +306,13 @@ def test_unsigned_layout_config_does_not_wrap(value):
 @pytest.mark.parametrize(('value', 'dtype'), [(-1, np.int64), (-(2**63), np.int64), (2**63, np.uint64)])
 def test_runtime_out_of_range(mk, value, dtype):
   runtime = _changed(np.full(6, 1000, dtype), 2, value)
-  error = _refused(_bytes(mk(config_runtime=runtime)))
+  error = testing.refused_npz(testing.npz_bytes(mk(config_runtime=runtime)))
   assert (error.where, error.reason, error.found) == ('config_runtime[2]', 'runtime out of range', str(value))
   assert error.expected
 
 
 def test_repeated_config_id():
-  error = _refused(_bytes(_T(config_id=np.array([0, 1, 2, 3, 4, 4]))))
+  error = testing.refused_npz(testing.npz_bytes(_T(config_id=np.array([0, 1, 2, 3, 4, 4]))))
   assert (error.where, error.reason) == ('config_id', 'repeated value')
 
 
@@ -596,9 +364,9 @@ def test_saving_partly_measured_configs(tmp_path):
 
 # Saving is atomic.
 
-def _full_disk(file, **arrays):
-  del arrays
-  file.write(b'PK half a file')
+def _full_disk(archive, *args):
+  del args
+  archive.fp.write(b'PK half a file')
   raise OSError(28, 'No space left on device')
 
 
@@ -607,7 +375,7 @@ def test_failing_save_leaves_what_was_there(exists, tmp_path, monkeypatch):
   path = tmp_path / 'm.npz'
   if exists:
     path.write_bytes(b'before')
-  monkeypatch.setattr(np, 'savez_compressed', _full_disk)
+  monkeypatch.setattr(zips, 'write_member', _full_disk)
   with pytest.raises(OSError, match='No space left'):
     npz.save(_read(_T()), path)
   assert [file.name for file in tmp_path.iterdir()] == ['m.npz'] * exists

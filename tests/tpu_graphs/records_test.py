@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_gnn as tfgnn
 
 from tpu_graphs import errors
 from tpu_graphs import module as module_lib
 from tpu_graphs import npz
 from tpu_graphs import records
 from tpu_graphs import schema
+from tpu_graphs.compat import tfgnn
 from tests import testing
 
 _SETTINGS = hypothesis.settings(max_examples=50, deadline=None)

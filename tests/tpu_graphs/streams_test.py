@@ -23,10 +23,7 @@ _SAVES = {'stored': np.savez, 'deflated': np.savez_compressed}
 
 
 def open_npz(arrays, save=np.savez_compressed):
-  file = io.BytesIO()
-  save(file, **arrays)
-  file.seek(0)
-  return file
+  return io.BytesIO(testing.npz_bytes(arrays, save))
 
 
 def stream_of(file, **kwargs):
@@ -195,6 +192,28 @@ def test_statistics_of_blocks(monkeypatch, kind, block):
       np.testing.assert_allclose(found[name][key], columns[key], rtol=1e-12)
       np.testing.assert_allclose(found[name]['log'][key], columns['log'][key], rtol=1e-12)
     assert found[name]['constant'] == columns['constant']
+
+
+# Parts.
+
+
+@pytest.mark.parametrize('kind', module_lib.KINDS)
+@hypothesis.given(c=st.integers(0, 30), nc=st.integers(0, 2), shares=st.integers(1, 5), seed=st.integers(0, 9),
+                  block=st.sampled_from([1, 100, 10_000]), on_disk=st.booleans(), chosen=st.sets(st.integers(0, 29)))
+@_SETTINGS
+def test_parts_put_together(monkeypatch, kind, c, nc, shares, seed, block, on_disk, chosen):
+  module = npz.read(open_npz(testing.arrays(kind, c=c, nc=nc)), path='d/m.npz')
+  order = np.random.default_rng(seed).permutation(c)
+  parts = [module.select_configs(order[share::shares]) for share in range(shares)]
+  expected = module if shares > 1 else parts[0]  # One part stays as it is.
+  rows = sorted(row for row in chosen if row < c)
+  with monkeypatch.context() as patch:
+    patch.setattr(streams, 'BLOCK_BYTES', block)
+    patch.setattr(streams, 'IN_MEMORY_BYTES', -1 if on_disk else 1 << 30)
+    with streams.merged(iter(parts)) as stream:
+      testing.assert_equal_modules(stream.load(), expected)
+      np.testing.assert_array_equal(joined(stream, rows), _features(expected)[rows])
+      assert stream.num_configs == c
 
 
 # Memory.
