@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Iterator, Sequence, Set
 import contextlib
 import difflib
@@ -9,6 +10,7 @@ import logging
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 from typing import BinaryIO
@@ -17,9 +19,12 @@ import apache_beam as beam
 from apache_beam.io import filesystems
 from apache_beam.io import localfilesystem
 from apache_beam.options import pipeline_options
+from apache_beam.portability import python_urns
 from apache_beam.runners.portability.fn_api_runner import fn_runner
 from apache_beam.runners.portability.fn_api_runner import worker_handlers
 from apache_beam.transforms import environments
+from google.protobuf import json_format
+from google.protobuf import text_format
 import grpc
 
 from tpu_graphs import errors
@@ -74,9 +79,32 @@ def _local_runner(options: pipeline_options.DirectOptions, given: Set[str], *, l
   if options.direct_running_mode != 'multi_processing':
     return fn_runner.FnApiRunner()
   # Beam's own command for worker processes lets them log every step to the terminal. What they raise comes back anyway.
+  # Ctrl-C must not reach them: of a worker that ends too early, each thread here that waits for it would complain.
   options.direct_running_mode = None
-  command = f'{shlex.quote(sys.executable)} -m apache_beam.runners.worker.sdk_worker_main 2>{os.devnull}'
+  worker = f'{shlex.quote(sys.executable)} -m apache_beam.runners.worker.sdk_worker_main 2>{os.devnull}'
+  command = f"trap '' INT; exec {worker}"
   return fn_runner.FnApiRunner(environments.SubprocessSDKEnvironment.from_command_string(command))
+
+
+@worker_handlers.WorkerHandler.register_environment(python_urns.SUBPROCESS_SDK, bytes)
+class _Worker(worker_handlers.GrpcWorkerHandler):
+  """A worker process. Beam's own class waits for it in a thread, for ever if interrupted while it starts."""
+
+  def __init__(self, command: bytes, *args):
+    super().__init__(*args)
+    self._command = command.decode()
+
+  def start_worker(self) -> None:
+    self._process = subprocess.Popen(self._command, shell=True, env={
+        **os.environ, 'WORKER_ID': self.worker_id,
+        'CONTROL_API_SERVICE_DESCRIPTOR': text_format.MessageToString(self.control_api_service_descriptor()),
+        'PIPELINE_OPTIONS': json_format.MessageToJson(self.provision_info.provision_info.pipeline_options)})
+    atexit.register(self.stop_worker)
+
+  def stop_worker(self) -> None:
+    atexit.unregister(self.stop_worker)
+    self._process.terminate()
+    self._process.wait()
 
 
 def _dask_runner() -> beam.runners.runner.PipelineRunner:

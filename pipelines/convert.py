@@ -7,11 +7,14 @@ Options of Apache Beam go behind a bare `--`. The output directory is described 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import itertools
 import os
+import signal
 import sys
+import threading
 import time
 from typing import Any
 
@@ -31,6 +34,7 @@ from tpu_graphs import manifest as manifest_lib
 from tpu_graphs import module as module_lib
 from tpu_graphs import npz
 from tpu_graphs import records
+from tpu_graphs import reduction
 from tpu_graphs import selection
 
 _SUFFIXES = ('.npz', '.pb')
@@ -54,6 +58,10 @@ class ConvertOptions:
     records: how modules become records. Its seed also decides the hashed split and the order of the records.
     choices: how the features of ops are made.
     hlo_stage: which programs of a folder that is an XLA dump; see `dumps.find`.
+    keep_hops: layout only: graphs are reduced to what is so many edges from a configurable op; see
+      `reduction.keep_hops`. The hashed split goes by the whole graph. A module without configurable ops stays whole, as
+      do all for None.
+    rest: with `keep_hops`, what becomes of the other ops, one of `reduction.RESTS`; None is the first of them.
   """
   collection: str
   split: str | None = None
@@ -65,9 +73,20 @@ class ConvertOptions:
   records: records.RecordOptions = records.RecordOptions()
   choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED
   hlo_stage: str = 'after'
+  keep_hops: int | None = None
+  rest: str | None = None
 
   def __post_init__(self):
     module_lib.kind_of_collection(self.collection)
+    if self.keep_hops is None:
+      if self.rest is not None:
+        raise errors.InputError('no graph is reduced', where='--rest', found=self.rest, fix='give --keep_hops as well')
+    else:
+      if self.kind == 'tile':
+        raise errors.InputError('tile modules have no configurable ops', where='--keep_hops', found=self.collection,
+                                expected='a collection of kind layout', fix='leave the flag out')
+      object.__setattr__(self, 'rest', self.rest or reduction.RESTS[0])
+      reduction.check(self.keep_hops, self.rest)
     dumps.check_stage(self.hlo_stage, where='--hlo_stage')
     if self.num_shards is not None and self.num_shards < 1:
       raise errors.InputError('too few shards', where='--num_shards', found=self.num_shards, expected='>= 1')
@@ -85,7 +104,8 @@ class ConvertOptions:
             'max_array_bytes': self.max_array_bytes, 'max_configs': self.configs.max_configs,
             'config_sampling': self.configs.sampling, 'dedup_configs': self.configs.dedup,
             'max_configs_per_record': self.records.max_configs, 'max_record_bytes': self.records.max_bytes,
-            'seed': self.records.seed, 'hlo_stage': self.hlo_stage, **self.choices.to_json()}
+            'seed': self.records.seed, 'hlo_stage': self.hlo_stage, 'keep_hops': self.keep_hops, 'rest': self.rest,
+            **self.choices.to_json()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,11 +211,13 @@ class Convert(beam.PTransform):
 
   def expand(self, patterns: beam.PCollection) -> beam.PCollection:
     tags = convert_steps.ReadModules
-    read = (
+    paths = (
         patterns
         | 'Match' >> fileio.MatchAll()
         | 'Path' >> beam.Map(lambda metadata: metadata.path.removeprefix('./'))
-        | 'Distinct' >> beam.Distinct()
+        | 'Distinct' >> beam.Distinct())
+    read = (
+        paths
         | 'Spread' >> beam.Reshuffle()
         | 'Read' >> beam.ParDo(convert_steps.ReadModules(self.directory, self.options)).with_outputs(
             tags.REJECTED, tags.STATISTICS, tags.COUNTS, tags.SOURCE, tags.OPCODES, main='items'))
@@ -214,7 +236,10 @@ class Convert(beam.PTransform):
         read[tags.STATISTICS]
         | 'Bucket' >> beam.GroupByKey()
         | 'Statistics' >> beam.ParDo(convert_steps.MergeStatistics(self.directory)))
-    counts = read[tags.COUNTS] | 'Count' >> beam.CombinePerKey(sum)
+    counts = (
+        (read[tags.COUNTS], paths | 'Found' >> beam.Map(lambda _: (('made', 'inputs'), 1)))
+        | 'Counts' >> beam.Flatten()
+        | 'Count' >> beam.CombinePerKey(sum))
     source = read[tags.SOURCE] | 'Source' >> beam.CombineGlobally(_add_sources)
     opcodes = (
         read[tags.OPCODES]
@@ -228,6 +253,32 @@ class Convert(beam.PTransform):
             convert_steps.Publish(self.directory, self.options), beam.pvalue.AsList(shards),
             beam.pvalue.AsList(read[tags.REJECTED]), beam.pvalue.AsList(counts),
             beam.pvalue.AsSingleton(source), beam.pvalue.AsSingleton(opcodes), beam.pvalue.AsList(buckets)))
+
+
+@contextlib.contextmanager
+def _interrupt_kept() -> Iterator[None]:
+  """Ctrl-C inside the block ends it by KeyboardInterrupt, also where Beam makes another error of one, or hides it."""
+  ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # And nobody else's.
+  if not ours or threading.current_thread() is not threading.main_thread():  # There alone signals arrive.
+    yield
+    return
+  seen = []
+
+  def interrupt(number, frame):
+    seen.append(number)
+    signal.default_int_handler(number, frame)
+
+  signal.signal(signal.SIGINT, interrupt)
+  try:
+    yield
+  except Exception as error:
+    if seen:
+      raise KeyboardInterrupt from error
+    raise
+  finally:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+  if seen:
+    raise KeyboardInterrupt
 
 
 def convert(*, inputs: Sequence[str], directory: str, options: ConvertOptions, overwrite: bool = False,
@@ -245,7 +296,7 @@ def convert(*, inputs: Sequence[str], directory: str, options: ConvertOptions, o
     The manifest.
 
   Raises:
-    InputError: input, output or options cannot be used. Nothing is left in `directory` then.
+    InputError: input, output or options cannot be used. Nothing is left in `directory` then, if it can be removed.
   """
   beam_lib.check_file_system('--output', directory)
   found = find_inputs(inputs, options.collection, options.hlo_stage)
@@ -256,9 +307,10 @@ def convert(*, inputs: Sequence[str], directory: str, options: ConvertOptions, o
   output.begin(directory, request=request, overwrite=overwrite)
   try:
     _ = pipeline | 'Patterns' >> beam.Create(found.patterns) | 'Convert' >> Convert(directory, options)
-    pipeline.run().wait_until_finish()
+    with _interrupt_kept():
+      pipeline.run().wait_until_finish()
   except Exception as error:
-    if reported := output.abandon(directory):
+    if reported := output.abandon(directory) or output.write_error_in(error):
       raise reported from error
     raise
   output.end(directory)
@@ -280,17 +332,25 @@ def describe(manifest: manifest_lib.Manifest) -> str:
   left_out = (('run', 'dropped', manifest.dropped_runs), ('module', 'skipped', manifest.skipped_modules),
               ('input', f'rejected (see {manifest_lib.REJECTED_NAME})', manifest.rejected_inputs))
   for thing, what, reasons in left_out:
-    lines.extend(f'{count:,} {thing}{"s" if count > 1 else ""} {what}: {reason}' for reason, count in reasons.items())
-  for number, why in ((manifest.deduplicated_configs, 'another of the module has the same features'),
-                      (manifest.sampled_out_configs, 'not in the sample of its module')):
-    if number:
-      lines.append(f'{number:,} config{"s" if number > 1 else ""} left out: {why}')
+    lines.extend(f'{_number(count, thing)} {what}: {reason}' for reason, count in reasons.items())
+  for count, why in ((manifest.deduplicated_configs, 'another of the module has the same features'),
+                     (manifest.sampled_out_configs, 'not in the sample of its module')):
+    if count:
+      lines.append(f'{_number(count, "config")} left out: {why}')
+  if manifest.removed_ops or manifest.removed_edges:
+    instead = '; the rest of each computation is one op' if manifest.options['rest'] == 'summary' else ''
+    lines.append(f'{_number(manifest.removed_ops, "op")} and {_number(manifest.removed_edges, "edge")} removed: more '
+                 f'than {_number(manifest.options["keep_hops"], "hop")} from the configurable ops{instead}')
   if without := sum(split.without_configs for split in manifest.splits.values()):
-    lines.append(f'{without:,} module{"s" if without > 1 else ""} without configs: nothing to train on; to rank such '
-                 'a program, give rank its --configs')
+    lines.append(f'{_number(without, "module")} without configs: nothing to train on; to rank such a program, give '
+                 'rank its --configs')
   if manifest.unknown_opcodes:
     lines.append(_describe_opcodes(manifest.unknown_opcodes))
   return '\n'.join(lines)
+
+
+def _number(count: int, thing: str) -> str:
+  return f'{count:,} {thing}{"" if count == 1 else "s"}'
 
 
 def _describe_opcodes(opcodes: Mapping[str, int]) -> str:
@@ -299,8 +359,7 @@ def _describe_opcodes(opcodes: Mapping[str, int]) -> str:
            for name, count in itertools.islice(opcodes.items(), _OPCODES_SHOWN)]
   if len(opcodes) > len(shown):
     shown.append(f'and {len(opcodes) - len(shown)} more in {manifest_lib.FILE_NAME}')
-  total = sum(opcodes.values())
-  return f'{total:,} op{"s" if total > 1 else ""} of unknown opcodes (id 0): {", ".join(shown)}'
+  return f'{_number(sum(opcodes.values()), "op")} of unknown opcodes (id 0): {", ".join(shown)}'
 
 
 def _define_flags(flag_values) -> None:
@@ -336,6 +395,10 @@ def _define_flags(flag_values) -> None:
                     'of the runtimes, or at random with a preference for the fastest.', flag_values=flag_values)
   flags.DEFINE_enum('dedup_configs', 'off', selection.DEDUPS, 'Keep one of several configs with the same features: the '
                     'first, that with the least runtime, or the first with the mean runtime.', flag_values=flag_values)
+  flags.DEFINE_integer('keep_hops', None, 'Layout only: keep of each graph the ops that are at most so many edges, in '
+                       'either direction, from a configurable op.', lower_bound=0, flag_values=flag_values)
+  flags.DEFINE_enum('rest', None, reduction.RESTS, 'With --keep_hops: drop (the default) leaves the other ops out, '
+                    'summary merges those of each computation into one op.', flag_values=flag_values)
   flags.DEFINE_enum('layout_padding', '0', list(map(str, feature_choices.LAYOUT_PADDINGS)), 'Fills the unused ones of '
                     'the node features layout_minor_to_major: 0 as published, -1 to tell "no dimension" from '
                     '"dimension 0".', flag_values=flag_values)
@@ -353,7 +416,8 @@ def _define_flags(flag_values) -> None:
 def _job(flag_values, beam_args: list[str]) -> int:
   options = ConvertOptions(
       collection=flag_values.collection, split=flag_values.split, num_shards=flag_values.num_shards,
-      on_error=flag_values.on_error, hlo_stage=flag_values.hlo_stage,
+      on_error=flag_values.on_error, hlo_stage=flag_values.hlo_stage, keep_hops=flag_values.keep_hops,
+      rest=flag_values.rest,
       max_rejected_fraction=flag_values.max_rejected_fraction, max_array_bytes=flag_values.max_array_bytes,
       configs=selection.ConfigSelection(max_configs=flag_values.max_configs, sampling=flag_values.config_sampling,
                                         dedup=flag_values.dedup_configs, seed=flag_values.seed),

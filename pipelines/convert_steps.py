@@ -6,11 +6,13 @@ import collections
 from collections.abc import Iterable, Iterator, Mapping
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import itertools
 import json
 import os
 import pickle
+import tempfile
 import time
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -26,16 +28,19 @@ from tpu_graphs import manifest as manifest_lib
 from tpu_graphs import module as module_lib
 from tpu_graphs import readers
 from tpu_graphs import records
+from tpu_graphs import reduction
 from tpu_graphs import schema
 from tpu_graphs import selection
 from tpu_graphs import statistics
 from tpu_graphs import streams
+from tpu_graphs import zips
 
 if TYPE_CHECKING:
   from pipelines import convert
 
 _BLOCK_BYTES = 1 << 20  # Of input that is read at a time.
 _STATISTICS_BUCKETS = 64
+_NO_SPACE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS))  # Nothing that is read is at fault.
 _OPCODE_LENGTH = 100  # Of an opcode's name in the manifest; a damaged file may have a name of any length.
 
 
@@ -80,9 +85,13 @@ def _hash(seed: int, *parts: bytes) -> int:
 
 
 def _size_and_hash(file: BinaryIO) -> tuple[int, int]:
-  """The number of bytes of an open file, and their `_hash` with the seed 0; it is left at its start."""
+  """The number of bytes of an open file, and a hash of its content; it is left at its start.
+
+  Of a zip file its directory is hashed, which has size and CRC-32 of each member: reading all took as long as
+  converting it.
+  """
   size = file.seek(0, os.SEEK_END)
-  file.seek(0)
+  file.seek(zips.directory_start(file))
   digest = hashlib.blake2b(size.to_bytes(8, 'little'), digest_size=8, key=b'0')
   while block := file.read(_BLOCK_BYTES):
     digest.update(block)
@@ -100,14 +109,16 @@ class ReadModules(beam.DoFn):
     self._options = options
     self._spill: spill.Writer | None = None
     self._counters = {name: beam.metrics.Metrics.counter('convert', name)
-                      for name in ('files', 'bytes', 'modules', 'configs', 'dropped_runs', 'rejected')}
+                      for name in ('files', 'bytes', 'modules', 'configs', 'dropped_runs', 'rejected', 'removed_ops',
+                                   'removed_edges')}
     self._milliseconds = beam.metrics.Metrics.distribution('convert', 'milliseconds_per_file')
 
   def start_bundle(self):
     self._spill = spill.Writer(self._directory)
 
   def finish_bundle(self):
-    self._spill.close()
+    with output.writing(output.spill_folder(self._directory)):
+      self._spill.close()
 
   def process(self, path: str):
     start = time.monotonic()
@@ -118,7 +129,7 @@ class ReadModules(beam.DoFn):
           size, fingerprint = _size_and_hash(file)
         yield from self._modules(file, path)
     except errors.InputError as error:
-      yield self._reject(error)
+      yield from self._reject(error)
     yield beam.pvalue.TaggedOutput(self.SOURCE, (1, size, fingerprint))
     self._counters['files'].inc()
     self._counters['bytes'].inc(size)
@@ -131,26 +142,30 @@ class ReadModules(beam.DoFn):
       yield self._count('skipped', reason, count)
     for module in modules:
       try:
-        with errors.in_file(path):
+        with errors.in_file(path), beam_lib.reading(path):
           outputs = list(self._outputs(module, path))  # All or nothing.
       except errors.InputError as error:
         if self._options.on_error == 'fail':
           raise
-        yield self._reject(error)
+        yield from self._reject(error)
       else:
         yield from outputs
 
   def _outputs(self, module: streams.ConfigStream, path: str):
+    whole = module.graph
+    if self._options.keep_hops is not None and whole.num_config_ops:
+      module = dataclasses.replace(
+          module, graph=reduction.keep_hops(whole, self._options.keep_hops, rest=self._options.rest))
     selected = selection.select(module, self._options.configs)
     module, graph = selected.stream, module.graph
-    split = split_of(graph, path, self._options)
+    split = split_of(whole, path, self._options)  # The same, whatever is left of it.
     own = statistics.Accumulator(graph) if split == 'train' else None
     num_records = 0
     for record in records.encode_stream(module, self._options.records, observe=own.add if own else None):
       num_records += 1
       key = _hash(self._options.records.seed, record.module_id.encode(), str(record.part).encode())
       yield Item(key, split, path, record.module_id, record.part, record.measured, record.sizes,
-                 self._spill.write(record.data))
+                 self._write(record.data))
     yield self._count('records', split, num_records)
     for reason, count in graph.dropped_runs.items():
       yield self._count('dropped', reason, count)
@@ -158,24 +173,40 @@ class ReadModules(beam.DoFn):
     for what, count in (('deduplicated', selected.deduplicated), ('sampled_out', selected.sampled_out)):
       if count:
         yield self._count('left_out', what, count)
-    for opcode, count in graph.unknown_opcodes.items():
+    for what, count in (('removed_ops', whole.num_ops - graph.num_ops),
+                        ('removed_edges', whole.num_edges - graph.num_edges)):
+      if count:
+        yield self._count('left_out', what, count)
+        self._counters[what].inc(count)
+    for opcode, count in whole.unknown_opcodes.items():
       yield beam.pvalue.TaggedOutput(self.OPCODES, (opcode[:_OPCODE_LENGTH], count))
     if own:
       bucket = _hash(0, graph.module_id.encode()) % _STATISTICS_BUCKETS
-      place = self._spill.write(pickle.dumps(own.statistics()))
+      place = self._write(pickle.dumps(own.statistics()))
       yield beam.pvalue.TaggedOutput(self.STATISTICS, (bucket, (graph.module_id, place)))
+      yield self._count('made', 'statistics', 1)
     self._counters['modules'].inc()
     self._counters['configs'].inc(module.num_configs)
 
   def _count(self, what: str, reason: str, count: int) -> beam.pvalue.TaggedOutput:
     return beam.pvalue.TaggedOutput(self.COUNTS, ((what, reason), count))
 
-  def _reject(self, error: errors.InputError) -> beam.pvalue.TaggedOutput:
+  def _write(self, data: bytes) -> spill.Place:
+    with output.writing(output.spill_folder(self._directory)):
+      return self._spill.write(data)
+
+  def _reject(self, error: errors.InputError) -> Iterator[beam.pvalue.TaggedOutput]:
+    if isinstance(error, output.WriteError):
+      raise error
+    if isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_SPACE:
+      with output.writing(tempfile.gettempdir()):  # Where a copy of the input, or its configs, did not fit.
+        raise error.__cause__
     self._counters['rejected'].inc()
     if self._options.on_error == 'fail':
       output.report_failure(self._directory, error)
       raise error
-    return beam.pvalue.TaggedOutput(self.REJECTED, error.to_dict())
+    yield beam.pvalue.TaggedOutput(self.REJECTED, error.to_dict())
+    yield self._count('made', 'rejected inputs', 1)
 
 
 class AssignShards(beam.DoFn):
@@ -213,10 +244,11 @@ class WriteShard(beam.DoFn):
         filesystems.FileSystems.mkdirs(folder)
     # The same step may run twice at a time, so each attempt has a name of its own until it is done.
     temporary = f'{path}.{time.monotonic_ns():x}.partial'
-    with spill.Reader(self._directory) as reader, filesystems.FileSystems.create(
-        temporary, compression_type=filesystems.CompressionTypes.UNCOMPRESSED) as file:
-      size, checksum = records.write_tfrecords(file, (reader.read(item.place) for item in items))
-    beam_lib.rename(temporary, path)
+    with output.writing(path):
+      with spill.Reader(self._directory) as reader, filesystems.FileSystems.create(
+          temporary, compression_type=filesystems.CompressionTypes.UNCOMPRESSED) as file:
+        size, checksum = records.write_tfrecords(file, (reader.read(item.place) for item in items))
+      beam_lib.rename(temporary, path)
     sizes = [item.sizes for item in items]
     first = [item for item in items if item.part == 0]
     yield manifest_lib.Shard(
@@ -228,16 +260,16 @@ class WriteShard(beam.DoFn):
 
 
 class MergeStatistics(beam.DoFn):
-  """(bucket, (module_id, place) of each module) -> (bucket, merged statistics), in the order of `module_id`."""
+  """(bucket, (module_id, place) of each module) -> (bucket, number of modules, their statistics merged by name)."""
 
   def __init__(self, directory: str):
     self._directory = directory
 
   def process(self, element: tuple[int, Iterable[tuple[str, spill.Place]]]):
     bucket, places = element
+    places = sorted(places, key=lambda pair: pair[0])
     with spill.Reader(self._directory) as reader:
-      yield bucket, statistics.merge_all(pickle.loads(reader.read(place)) for _, place in sorted(
-          places, key=lambda pair: pair[0]))
+      yield bucket, len(places), statistics.merge_all(pickle.loads(reader.read(place)) for _, place in places)
 
 
 class Publish(beam.DoFn):
@@ -249,7 +281,7 @@ class Publish(beam.DoFn):
 
   def process(self, _, shards: list[manifest_lib.Shard], rejected: list[dict[str, Any]],
               counts: list[tuple[tuple[str, str], int]], source: tuple[int, int, int], opcodes: list[tuple[str, int]],
-              parts: list[tuple[int, statistics.Statistics]]) -> Iterator[manifest_lib.Manifest]:
+              parts: list[tuple[int, int, statistics.Statistics]]) -> Iterator[manifest_lib.Manifest]:
     def count(what):
       return {reason: number for (found, reason), number in sorted(counts) if found == what}
 
@@ -264,32 +296,34 @@ class Publish(beam.DoFn):
         skipped_modules=count('skipped'), dropped_runs=count('dropped'),
         source={'files': files, 'bytes': size, 'fingerprint': f'{digest:016x}'}, unknown_opcodes=dict(opcodes),
         deduplicated_configs=count('left_out').get('deduplicated', 0),
-        sampled_out_configs=count('left_out').get('sampled_out', 0))
+        sampled_out_configs=count('left_out').get('sampled_out', 0),
+        removed_ops=count('left_out').get('removed_ops', 0),
+        removed_edges=count('left_out').get('removed_edges', 0))
     rows = sorted(rejected, key=lambda row: json.dumps(row, sort_keys=True))
     listing = ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
-    if error := self._failure(manifest, rows, count('records')):
-      if rows:
+    made, arrived = count('made'), {'inputs': files, 'rejected inputs': len(rows),
+                                    'statistics': sum(number for _, number, _ in parts)}
+    lost = _lost('records', {split: part.records for split, part in manifest.splits.items()}, count('records'))
+    for what, number in arrived.items():
+      lost = lost or _lost(what, number, made.get(what, 0))
+    if error := lost or self._failure(manifest, rows):
+      if rows and not lost:
         place = output.rejected_path(self._directory)
-        beam_lib.write_atomically(place, listing.encode())
+        with output.writing(place):
+          beam_lib.write_atomically(place, listing.encode())
         error.fix = f'{place} lists them'
       output.report_failure(self._directory, error)
       raise error
     # Buckets are merged in order, and modules in a bucket as well: floating point sums depend on it.
-    total = statistics.merge_all(part for _, part in sorted(parts, key=lambda pair: pair[0]))
+    total = statistics.merge_all(part for _, _, part in sorted(parts, key=lambda part: part[0]))
     output.publish(self._directory, manifest=manifest, files={
         manifest_lib.SCHEMA_NAME: schema.text(self._options.kind, num_extra=self._options.choices.num_extra),
         manifest_lib.STATISTICS_NAME: json.dumps((total or statistics.Statistics({}, {})).to_json(), indent=1) + '\n',
         manifest_lib.REJECTED_NAME: listing})
     yield manifest
 
-  def _failure(self, manifest: manifest_lib.Manifest, rejected: list[dict[str, Any]],
-               made: dict[str, int]) -> errors.InputError | None:
-    """Why this must not be published, if so; `made` is split -> number of records that were made for it."""
-    written = {split: part.records for split, part in manifest.splits.items()}
-    if written != made:
-      return errors.InputError('records lost between the steps', found=f'{json.dumps(written)} written',
-                               expected=f'{json.dumps(made)}, as many as were made',
-                               fix='convert again; if it happens again, with another Beam runner')
+  def _failure(self, manifest: manifest_lib.Manifest, rejected: list[dict[str, Any]]) -> errors.InputError | None:
+    """Why this must not be published, if so."""
     paths = {row['path'] for row in rejected}
     first, reasons = min(paths, default=None), json.dumps({**manifest.rejected_inputs, **manifest.skipped_modules})
     if not manifest.splits:
@@ -299,3 +333,12 @@ class Publish(beam.DoFn):
       return errors.InputError('too many inputs rejected', found=f'{len(paths)} of {files}, {reasons}', path=first,
                                expected=f'at most a share of {most} (--max_rejected_fraction)')
     return None
+
+
+def _lost(what: str, arrived: Any, made: Any) -> errors.InputError | None:
+  """The error that what was counted where it was made has not all arrived, if so."""
+  if arrived == made:
+    return None
+  return errors.InputError(f'{what} lost between the steps', found=f'{json.dumps(arrived)} arrived',
+                           expected=f'{json.dumps(made)}, as many as were made',
+                           fix='convert again; if it happens again, with another Beam runner')

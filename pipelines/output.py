@@ -7,6 +7,7 @@ directories cannot be renamed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 import contextlib
 import json
 import posixpath
@@ -28,6 +29,36 @@ _OWN = re.compile(
     rf'({"|".join(map(re.escape, _OWN_NAMES))}|({"|".join(manifest_lib.SPLITS)})/part-\d+-of-\d+\.tfrecord)'
     r'(\.[0-9a-f]+\.partial)?'  # The suffix of a file that is not yet complete.
     rf'|{re.escape(_SPILL_FOLDER)}/[0-9a-f]+')
+
+
+class WriteError(errors.InputError):
+  """What cannot be written: however bad inputs are dealt with, this ends a conversion."""
+
+  def __init__(self, reason: str, *, path: str, **parts: str | None):
+    """As Beam makes errors anew by their first argument alone, it cannot do so with this one, and tells its text."""
+    super().__init__(reason, path=path, **parts)
+
+
+_WRITE_ERROR = re.compile(rf'{re.escape(__name__)}\.{WriteError.__name__}: (.*?)( \[while running |$)', re.MULTILINE)
+
+
+@contextlib.contextmanager
+def writing(path: str) -> Iterator[None]:
+  """Turns what a file system raises inside the block into a `WriteError` for `path`."""
+  try:
+    yield
+  except OSError as error:  # Beam's errors as well.
+    raise WriteError('cannot write', path=path, found=' '.join(str(error.strerror or error).split()),
+                     expected='free space, and the right to write there') from error
+
+
+def write_error_in(error: BaseException) -> errors.InputError | None:
+  """The `WriteError` of a step in the error that a runner makes of it, if there is one.
+
+  It comes this way and not by `report_failure`, since that writes, too.
+  """
+  found = _WRITE_ERROR.search(str(error))
+  return errors.InputError(found[1]) if found else None
 
 
 def join(directory: str, *names: str) -> str:
@@ -82,44 +113,53 @@ def begin(directory: str, *, request: dict[str, Any], overwrite: bool) -> None:
   if IN_PROGRESS_NAME in files and not overwrite and beam_lib.read_bytes(marker).decode() != text:
     raise errors.InputError('output holds an unfinished conversion with other options', path=directory,
                             fix='repeat its command to finish it, or give --overwrite')
-  try:
+  with writing(directory):
     if not filesystems.FileSystems.exists(directory):
       filesystems.FileSystems.mkdirs(directory)
     # First the mark, so that a directory whose clearing is interrupted can still be told from somebody else's.
     beam_lib.write_atomically(marker, text.encode())
     _delete(directory, [name for name in files if name != IN_PROGRESS_NAME])
-  except OSError as error:
-    raise errors.InputError('cannot write', path=directory, found=error, expected='a writable directory') from error
 
 
 def publish(directory: str, *, manifest: manifest_lib.Manifest, files: dict[str, str]) -> None:
   """Writes `files` (name -> content) and, last, the manifest."""
-  for name, content in files.items():
-    beam_lib.write_atomically(join(directory, name), content.encode())
-  beam_lib.write_atomically(join(directory, manifest_lib.FILE_NAME), manifest.dumps().encode())
+  for name, content in (*files.items(), (manifest_lib.FILE_NAME, manifest.dumps())):
+    path = join(directory, name)
+    with writing(path):
+      beam_lib.write_atomically(path, content.encode())
 
 
 def end(directory: str) -> None:
-  """Removes from a published directory the mark of a conversion in progress, and what steps left, done or failed."""
-  _delete(directory, [name for name in list_files(directory) if name in (IN_PROGRESS_NAME, FAILURE_NAME) or
-                      name.endswith('.partial') or name.startswith(f'{_SPILL_FOLDER}/')])
+  """Removes from a published directory the mark of a conversion in progress, and what steps left, done or failed.
+
+  Beside it, the list of inputs that an earlier conversion refused goes, too.
+  """
+  with writing(directory):
+    if filesystems.FileSystems.exists(rejected_path(directory)):
+      filesystems.FileSystems.delete([rejected_path(directory)])
+    _delete(directory, [name for name in list_files(directory) if name in (IN_PROGRESS_NAME, FAILURE_NAME) or
+                        name.endswith('.partial') or name.startswith(f'{_SPILL_FOLDER}/')])
 
 
 def abandon(directory: str) -> errors.InputError | None:
-  """Removes what a failed conversion left; returns the error that a step reported by `report_failure`, if any."""
+  """Removes what a failed conversion left; returns the error that a step reported by `report_failure`, if any.
+
+  What cannot be removed stays, with the mark of a conversion in progress.
+  """
   files = list_files(directory)
   reported = None
   if FAILURE_NAME in files:
     reported = errors.InputError(**json.loads(beam_lib.read_bytes(join(directory, FAILURE_NAME))))
-  _delete(directory, files)
-  with contextlib.suppress(OSError):  # A link to a directory stays, and an object store has no directories.
+  with contextlib.suppress(OSError):  # A link to a directory stays, too, and an object store has no directories.
+    _delete(directory, files)
     filesystems.FileSystems.delete([directory.rstrip('/')])
   return reported
 
 
 def report_failure(directory: str, error: errors.InputError) -> None:
   """Leaves `error` where the main process finds it: runners do not carry exceptions over unchanged."""
-  beam_lib.write_atomically(join(directory, FAILURE_NAME), json.dumps(error.to_dict()).encode())
+  with writing(directory):
+    beam_lib.write_atomically(join(directory, FAILURE_NAME), json.dumps(error.to_dict()).encode())
 
 
 def _delete(directory: str, files: list[str]) -> None:

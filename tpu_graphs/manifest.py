@@ -89,6 +89,8 @@ class Manifest:
       `MAX_UNKNOWN_OPCODES`.
     deduplicated_configs: number of configs left out because another one of the module has the same features.
     sampled_out_configs: number of configs left out by a sample.
+    removed_ops: number of ops that the reduction of graphs has left out, less those that stand for others.
+    removed_edges: the same of edges.
     format_version: of this file and the directory. Fields that came later and are missing have their defaults.
   """
   collection: str
@@ -102,6 +104,8 @@ class Manifest:
   unknown_opcodes: Mapping[str, int] = dataclasses.field(default_factory=dict)
   deduplicated_configs: int = 0
   sampled_out_configs: int = 0
+  removed_ops: int = 0
+  removed_edges: int = 0
   format_version: int = FORMAT_VERSION
 
   @property

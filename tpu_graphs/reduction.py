@@ -18,6 +18,15 @@ from tpu_graphs import module as module_lib
 from tpu_graphs import statistics
 
 RESTS = ('drop', 'summary')
+_BLOCK_ROWS = 1 << 13  # Ops whose features are averaged at a time.
+
+
+def check(hops: int, rest: str) -> None:
+  """Raises `InputError` where `keep_hops` cannot take these arguments."""
+  if hops < 0:
+    raise errors.InputError('too few hops', where='hops', found=hops, expected='>= 0')
+  if rest not in RESTS:
+    raise errors.InputError('unknown way to reduce', where='rest', found=repr(rest), expected=' or '.join(RESTS))
 
 
 def keep_hops(module: module_lib.Module, hops: int, *, rest: str = 'drop') -> module_lib.Module:
@@ -41,10 +50,7 @@ def keep_hops(module: module_lib.Module, hops: int, *, rest: str = 'drop') -> mo
   Raises:
     InputError: the module has no configurable ops (a tile module never has), or an argument is out of range.
   """
-  if hops < 0:
-    raise errors.InputError('too few hops', where='hops', found=hops, expected='>= 0')
-  if rest not in RESTS:
-    raise errors.InputError('unknown way to reduce', where='rest', found=repr(rest), expected=' or '.join(RESTS))
+  check(hops, rest)
   if not module.num_config_ops:
     raise errors.InputError('no configurable ops to keep', where=module.module_id, found=f'a {module.kind} module',
                             expected='a layout module with configurable ops', fix='leave its graph as it is')
@@ -65,7 +71,7 @@ def keep_hops(module: module_lib.Module, hops: int, *, rest: str = 'drop') -> mo
   if rest == 'summary':
     arrays['node_opcode'][index[summaries]] = features.UNKNOWN_OPCODE
     for name in ('node_feat', 'extra_feat'):
-      arrays[name][index[summaries]] = _mean(getattr(module, name)[others], group, summaries.size)
+      arrays[name][index[summaries]] = _mean(getattr(module, name), others, group)
   unknown_left_out = (module.node_opcode[others] == features.UNKNOWN_OPCODE).any()
   return dataclasses.replace(
       module, **arrays, edge_index=index[edges], node_config_ids=index[module.node_config_ids],
@@ -76,12 +82,21 @@ def _near(module: module_lib.Module, hops: int) -> np.ndarray:
   """Whether each op is at most `hops` edges away from a configurable one, bool [N]."""
   near = np.zeros(module.num_ops, bool)
   near[module.node_config_ids] = True
-  consumer, operand = np.ascontiguousarray(module.edge_index.T)
-  for _ in range(hops):
-    leads_on = near[consumer] != near[operand]
-    if not leads_on.any():
+  if not hops or not module.num_edges:
+    return near
+  ends = np.concatenate([module.edge_index, module.edge_index[:, ::-1]])
+  neighbours = ends[np.argsort(ends[:, 0]), 1]  # Of op 0, op 1, ...
+  counts = np.bincount(ends[:, 0], minlength=module.num_ops)
+  starts = np.cumsum(counts) - counts
+  reached = np.flatnonzero(near)
+  for _ in range(hops):  # All that is done in a hop is in proportion to the edges at the ops that it starts from.
+    number = counts[reached]
+    first = starts[reached] - (np.cumsum(number) - number)
+    reached = neighbours[np.repeat(first, number) + np.arange(number.sum())]
+    reached = np.unique(reached[~near[reached]])
+    if not reached.size:
       break
-    near[consumer[leads_on]] = near[operand[leads_on]] = True
+    near[reached] = True
   return near
 
 
@@ -95,21 +110,26 @@ def _merged(edges: np.ndarray, kept: np.ndarray) -> np.ndarray:
   return edges[chosen]
 
 
-def _mean(feat: np.ndarray, group: np.ndarray, num_groups: int) -> np.ndarray:
-  """The mean of each group's rows on the scale of `signed_log`, scaled back.
+def _mean(feat: np.ndarray, rows: np.ndarray, group: np.ndarray) -> np.ndarray:
+  """The mean of each group of rows on the scale of `signed_log`, scaled back.
 
   Args:
-    feat: float32 [R, K].
-    group: int64 [R], the group of each row, 0 to num_groups - 1, each with a row.
-    num_groups: G.
+    feat: float32 [N, K].
+    rows: int64 [R], the rows of `feat` that count.
+    group: int64 [R], the group of each of them; with G groups, each of 0 to G - 1 has a row.
 
   Returns:
     float32 [G, K].
   """
   columns = feat.shape[1]
-  nonzero = np.flatnonzero(feat)  # Most values are 0.
-  row, column = np.divmod(nonzero, max(columns, 1))
-  sums = np.bincount(group[row] * columns + column, weights=statistics.signed_log(feat.reshape(-1)[nonzero]),
-                     minlength=num_groups * columns)
-  mean = sums.reshape(num_groups, columns) / np.bincount(group)[:, np.newaxis]
+  order = np.argsort(group, kind='stable')
+  rows, group, counts = rows[order], group[order], np.bincount(group)
+  sums = np.zeros((counts.size, columns))
+  for start in range(0, rows.size, _BLOCK_ROWS):
+    block, owner = feat[rows[start:start + _BLOCK_ROWS]].reshape(-1), group[start:start + _BLOCK_ROWS]
+    nonzero = np.flatnonzero(block)  # Most values are 0.
+    place = ((owner - owner[0])[:, np.newaxis] * columns + np.arange(columns)).reshape(-1)[nonzero]
+    part = sums[owner[0]:owner[-1] + 1]
+    part += np.bincount(place, weights=statistics.signed_log(block[nonzero]), minlength=part.size).reshape(part.shape)
+  mean = sums / counts[:, np.newaxis]
   return (np.sign(mean) * np.expm1(np.abs(mean))).astype(np.float32)

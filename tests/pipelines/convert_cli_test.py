@@ -80,9 +80,22 @@ def test_flags_reach_the_options(folder):
   assert manifest['options'] == {'split': 'valid', 'num_shards': 3, 'on_error': 'skip', 'max_configs_per_record': 4,
                                  'max_record_bytes': 1_000_000, 'seed': 9, 'hlo_stage': 'before', 'layout_padding': 0,
                                  'extra_features': [], 'max_array_bytes': 1_000_000, 'max_configs': 4,
-                                 'config_sampling': 'spread', 'dedup_configs': 'min'}
+                                 'config_sampling': 'spread', 'dedup_configs': 'min', 'keep_hops': None,
+                                 'rest': None}
   assert manifest['splits']['valid']['records'] == 3
   assert sum(manifest['rejected_inputs'].values()) == 4
+
+
+@pytest.mark.parametrize(('args', 'rest'), [([], 'drop'), (['--rest=drop'], 'drop'), (['--rest=summary'], 'summary')])
+def test_reduction(folder, capfd, args, rest):
+  assert convert.main(command('--keep_hops=0', *args, input='layout', collection='layout:own')) == 0
+  options = json.loads((folder / 'o/manifest.json').read_text())['options']
+  assert (options['keep_hops'], options['rest']) == (0, rest)
+  out, err = capfd.readouterr()
+  assert out.splitlines()[-1] == (
+      '2 ops and 2 edges removed: more than 0 hops from the configurable ops' if rest == 'drop' else
+      '1 op and 1 edge removed: more than 0 hops from the configurable ops; the rest of each computation is one op')
+  assert err == ''
 
 
 @pytest.mark.parametrize(('path', 'collection', 'words'), [
@@ -134,6 +147,8 @@ def test_bare_pattern(folder, monkeypatch):
     (['--num_shards=0'], ['--num_shards', '0']),
     (['--num_shards=many'], ['--num_shards', 'many']),
     (['--max_configs_per_record=0'], ['--max_configs_per_record']),
+    (['--keep_hops=-1'], ['--keep_hops', '-1']),
+    (['--keep_hops=1', '--rest=merge'], ['--rest', 'merge', 'drop', 'summary']),
     (['in/m0.npz'], ['in/m0.npz', 'quotes'])])
 def test_wrong_flags(fails, args, words):
   code, line = fails(*args)
@@ -168,6 +183,9 @@ def test_beam_options(args):
 @pytest.mark.parametrize(('flags', 'words'), [
     ({'collection': 'tail:xla'}, ['tail:xla', 'tile:NAME']),
     ({'collection': 'tile'}, ['tile:NAME']),
+    ({'keep_hops': 2}, ['--keep_hops', 'tile', 'configurable ops', 'tile:own']),
+    ({'rest': 'drop', 'collection': 'layout:own'}, ['--rest', 'drop', '--keep_hops']),
+    ({'rest': 'summary'}, ['--rest', 'summary', '--keep_hops']),
     ({'input': ''}, ['--input']),
     ({'input': 'in,'}, ['--input']),
     ({'output': ''}, ['--output']),

@@ -132,6 +132,21 @@ def test_array_limit_holds_for_hlo(tmp_path):
   assert '<= 100 bytes' in caught.value.expected
 
 
+@pytest.mark.parametrize('how', [np.savez, np.savez_compressed])
+def test_fingerprint_of_the_source_tells_the_content_apart(tmp_path, how):
+  def fingerprint(name, *values):
+    for i, value in enumerate(values):
+      arrays = testing.layout_arrays(n=20, c=200, nc=20)
+      arrays['node_config_feat'][100, 10, 5] = value
+      save(tmp_path / name / f'm{i}.npz', arrays, how)
+    manifest = run(tmp_path / name, tmp_path / f'{name}_data', 'layout',
+                   configs=selection.ConfigSelection(max_configs=1))
+    return manifest.source['fingerprint']
+
+  assert fingerprint('one', 3, 4) == fingerprint('other_order', 4, 3)
+  assert len({fingerprint(f'n{value}', 3, value) for value in range(3)}) == 3  # Though the value is not read.
+
+
 # Memory.
 
 

@@ -22,7 +22,8 @@ def _manifest():
       collection='tile:xla', kind='tile', options={'seed': 0, 'split': None},
       splits={'train': manifest.Split.of(_SHARDS)}, rejected_inputs={'empty file': 1}, skipped_modules={},
       dropped_runs={'time < 2 ns': 7}, source={'files': 3, 'bytes': 9, 'fingerprint': 'é'},
-      unknown_opcodes={'topk': 12, '': 3})
+      unknown_opcodes={'topk': 12, '': 3}, deduplicated_configs=1, sampled_out_configs=2, removed_ops=3,
+      removed_edges=4)
 
 
 def test_split_sums_its_shards():
@@ -52,7 +53,9 @@ def test_other_version():
       'd/manifest.json', 'format_version', '2', '1')
 
 
-_EARLIER = {'unknown_opcodes', 'without_configs', 'layout_padding', 'extra_features'}  # What the first version lacks.
+# What the first version lacks.
+_EARLIER = {'unknown_opcodes', 'without_configs', 'layout_padding', 'extra_features', 'deduplicated_configs',
+            'sampled_out_configs', 'removed_ops', 'removed_edges'}
 
 
 def _strip(content):
@@ -67,6 +70,7 @@ def test_manifest_of_the_first_version():
   read = manifest.loads(text, path='p')
   assert read.choices == feature_choices.PUBLISHED
   assert read.unknown_opcodes == {}
+  assert (read.deduplicated_configs, read.sampled_out_configs, read.removed_ops, read.removed_edges) == (0, 0, 0, 0)
   assert read.splits['train'].without_configs == 0
   assert read.splits['train'].records == 5
 

@@ -120,9 +120,12 @@ def modules(draw):
 
 
 @_SETTINGS
-@hypothesis.given(module=modules(), hops=st.integers(0, 4), rest=st.sampled_from(reduction.RESTS))
-def test_equals_the_naive_reduction(module, hops, rest):
-  check(module, hops, rest)
+@hypothesis.given(module=modules(), hops=st.integers(0, 4), rest=st.sampled_from(reduction.RESTS),
+                  block_rows=st.integers(1, 9))
+def test_equals_the_naive_reduction(module, hops, rest, block_rows):
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(reduction, '_BLOCK_ROWS', block_rows)
+    check(module, hops, rest)
 
 
 CHAIN = [(i + 1, i) for i in range(6)]  # 0 -> 1 -> ... -> 6.
@@ -133,6 +136,18 @@ CHAIN = [(i + 1, i) for i in range(6)]  # 0 -> 1 -> ... -> 6.
 def test_hops_count_in_both_directions(hops, ops):
   found = check(make(7, CHAIN, [3]), hops, 'drop')
   assert found.node_feat[:, 1].tolist() == list(ops)
+
+
+@both
+def test_a_large_module(rest):
+  """Several blocks of ops, of many computations that do not lie one after the other, and hops in plenty."""
+  n = 3 * reduction._BLOCK_ROWS
+  rng = np.random.default_rng(0)
+  edges = np.stack([np.arange(2, n), np.arange(2, n) - rng.integers(1, 3, n - 2)], axis=1)[rng.random(n - 2) < 0.7]
+  feat = np.zeros((n, 140), np.float32)
+  feat[np.arange(n), rng.integers(0, 140, n)] = rng.integers(-9, 3 * 10**9, n)
+  module = make(n, edges, rng.integers(0, n, 9), computation=rng.integers(0, 700, n), node_feat=feat)
+  assert 9 < check(module, 1000, rest).num_ops < n
 
 
 @both
