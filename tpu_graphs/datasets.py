@@ -16,7 +16,7 @@ them, where K stands for a ragged dimension.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
 import functools
@@ -27,7 +27,6 @@ from typing import Any
 import google_crc32c
 import numpy as np
 import tensorflow as tf
-import tensorflow_gnn as tfgnn
 
 from tpu_graphs import errors
 from tpu_graphs import features
@@ -36,16 +35,18 @@ from tpu_graphs import module as module_lib
 from tpu_graphs import records
 from tpu_graphs import schema
 from tpu_graphs import statistics as statistics_lib
+from tpu_graphs.compat import tfgnn
 
 PADDING = -1  # `config_id` of a config that fills up a module with fewer than K configs.
 _SHUFFLE_BYTES = 256 << 20
 _FIXED_POINT = 2.0**32
-_NO_LAYOUT = -1  # What padded layout configs consist of.
-_CONFIG_FILLERS = {'config_id': PADDING, 'config_runtime': module_lib.UNMEASURED,
-                   'config_runtime_normalizer': module_lib.UNMEASURED, 'relative_runtime': module_lib.UNMEASURED}
+NO_LAYOUT = -1  # What padded layout configs consist of.
+# Context feature -> what padded configs have; 0 for the rest.
+CONFIG_FILLERS = {'config_id': PADDING, 'config_runtime': module_lib.UNMEASURED,
+                  'config_runtime_normalizer': module_lib.UNMEASURED, 'relative_runtime': module_lib.UNMEASURED}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class DatasetDirectory:
   """A dataset directory whose shards were found complete.
 
@@ -213,13 +214,13 @@ def load(directory: DatasetDirectory | str | os.PathLike[str], split: str, *, co
   def one_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
     files = tf.constant(paths)
     if shuffle:
-      files = _permuted(files, _mix(seed, epoch, 0))
+      files = _permuted(files, mix(seed, epoch, 0))
     serialized = tf.data.Dataset.from_tensor_slices(files).interleave(
         tf.data.TFRecordDataset, cycle_length=min(len(paths), 16))
     if shuffle:
       # tf.data's own shuffle takes no seed that depends on the epoch if the program has set a global seed.
-      serialized = serialized.batch(window).map(lambda data: _permuted(data, _mix(seed, epoch, 1))).unbatch()
-    return serialized.enumerate().map(lambda i, data: (data, _mix(seed, epoch, 2 + i)))
+      serialized = serialized.batch(window).map(lambda data: _permuted(data, mix(seed, epoch, 1))).unbatch()
+    return serialized.enumerate().map(lambda i, data: (data, mix(seed, epoch, 2 + i)))
 
   def decode_one(data: tf.Tensor, sample_seed: tf.Tensor) -> tfgnn.GraphTensor:
     graph = tfgnn.parse_single_example(spec, data)
@@ -267,8 +268,8 @@ def _permuted(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
   return tf.gather(values, tf.random.experimental.stateless_shuffle(tf.range(tf.shape(values)[0]), seed=seed))
 
 
-def _mix(seed: int, epoch: tf.Tensor, index: tf.Tensor | int) -> tf.Tensor:
-  """A seed int64 [2] for position `index` of an epoch."""
+def mix(seed: int, epoch: tf.Tensor, index: tf.Tensor | int) -> tf.Tensor:
+  """A seed, int64 [2], for what is `index` of an epoch."""
   key = tf.stack([tf.cast(seed, tf.int64), epoch])
   return tf.random.experimental.stateless_fold_in(key, tf.cast(index, tf.int64))
 
@@ -302,9 +303,9 @@ def decode(graph: tfgnn.GraphTensor, kind: str, *, chosen: tf.Tensor | None = No
     return tf.ensure_shape(padded, [pad_to if i == axis else size for i, size in enumerate(values.shape)])
 
   values = {name: context[name] if take_all else tf.gather(context[name], chosen)
-            for name in (*_CONFIG_FILLERS, 'config_feat') if name in context}
-  values['relative_runtime'] = _relative_runtime(values)
-  decoded = {name: finish(value[tf.newaxis], _CONFIG_FILLERS.get(name, 0), 1) for name, value in values.items()}
+            for name in (*CONFIG_FILLERS, 'config_feat') if name in context}
+  values['relative_runtime'] = relative_runtimes(values)
+  decoded = {name: finish(value[tf.newaxis], CONFIG_FILLERS.get(name, 0), 1) for name, value in values.items()}
   node_sets = {}
   if kind == 'layout':
     num_config_ops = graph.node_sets['config_op'].total_size
@@ -313,12 +314,16 @@ def decode(graph: tfgnn.GraphTensor, kind: str, *, chosen: tf.Tensor | None = No
     slices = tf.strings.substr(context['node_config_feat'][0], chosen * length, tf.ones_like(chosen) * length)
     layouts = tf.reshape(tf.io.decode_raw(slices, tf.int8),
                          [tf.shape(chosen)[0], num_config_ops, features.NUM_LAYOUT_FEATURES])
-    node_sets['config_op'] = {'config_feat': finish(tf.transpose(layouts, [1, 0, 2]), _NO_LAYOUT, 1)}  # [NC, K, 18]
+    node_sets['config_op'] = {'config_feat': finish(tf.transpose(layouts, [1, 0, 2]), NO_LAYOUT, 1)}  # [NC, K, 18]
   return graph.replace_features(context={'module_id': context['module_id'], **decoded}, node_sets=node_sets)
 
 
-def _relative_runtime(context: dict[str, tf.Tensor]) -> tf.Tensor:
-  """What losses compare, int64: exact integers, since float32 would merge different runtimes."""
+def relative_runtimes(context: Mapping[str, tf.Tensor]) -> tf.Tensor:
+  """What losses compare, int64: exact integers, since float32 would merge different runtimes.
+
+  Args:
+    context: 'config_runtime' and, for tile, 'config_runtime_normalizer', int64 of one shape, which the result has too.
+  """
   runtime = context['config_runtime']
   if 'config_runtime_normalizer' not in context:
     return runtime
@@ -379,7 +384,7 @@ def batch(dataset: tf.data.Dataset, batch_size: int, *, drop_remainder: bool = T
       total_num_nodes={name: sizes['ops' if name == 'op' else 'config_ops'] + 1 for name in spec.node_sets_spec},
       total_num_edges={name: sizes['edges' if name == 'operand' else 'config_ops'] for name in spec.edge_sets_spec})
   defaults = tfgnn.FeatureDefaultValues(context={
-      name: tf.constant(filler, tf.int64) for name, filler in _CONFIG_FILLERS.items()
+      name: tf.constant(filler, tf.int64) for name, filler in CONFIG_FILLERS.items()
       if name in spec.context_spec.features_spec})
   pad = functools.partial(tfgnn.pad_to_total_sizes, size_constraints=constraints, padding_values=defaults)
   return merged.map(lambda graph: pad(graph)[0], num_parallel_calls=tf.data.AUTOTUNE)
