@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
+import fractions
 import math
 import types
 from typing import Any
@@ -85,6 +86,97 @@ class ModuleMetrics:
   kendall_tau: float
   top_k_error: Mapping[int, float]
   pairs: PairCounts
+
+  @property
+  def values(self) -> dict[str, float]:
+    """Each metric by name: 'opa', 'kendall_tau', and 'top_<k>_error' for each k."""
+    return {'opa': self.opa, 'kendall_tau': self.kendall_tau,
+            **{f'top_{k}_error': error for k, error in self.top_k_error.items()}}
+
+
+class Summary:
+  """What is known of any number of modules together: grows by modules and merges with others, as Beam combines.
+
+  Sums are exact, so the result depends neither on the order of modules nor on how they were merged. Of a module its
+  name is kept and nothing else.
+  """
+
+  def __init__(self):
+    self._module_ids: set[str] = set()
+    self._ks: list[int] | None = None  # None before the first module.
+    self._num_configs = 0
+    self._concordant = 0
+    self._comparable = 0
+    self._sums = dict.fromkeys(('opa', 'kendall_tau'), fractions.Fraction())
+    self._defined = dict.fromkeys(self._sums, 0)
+
+  @classmethod
+  def of(cls, results: Iterable[ModuleMetrics]) -> Summary:
+    """The summary of some modules; raises as `add` does."""
+    summary = cls()
+    for module in results:
+      summary.add(module)
+    return summary
+
+  def add(self, module: ModuleMetrics) -> None:
+    """Counts a module in.
+
+    Raises:
+      InputError: it is there already, or was evaluated for other k than the others.
+    """
+    self._check(module.module_id, module.module_id in self._module_ids, list(module.top_k_error))
+    self._module_ids.add(module.module_id)
+    self._num_configs += module.num_configs
+    self._concordant += module.pairs.concordant
+    self._comparable += module.pairs.comparable
+    for name, value in module.values.items():
+      is_defined = not math.isnan(value)
+      self._defined[name] = self._defined.get(name, 0) + is_defined
+      self._sums[name] = self._sums.get(name, fractions.Fraction()) + (fractions.Fraction(value) if is_defined else 0)
+
+  def merge(self, other: Summary) -> None:
+    """Counts in all modules of `other`, which stays as it is.
+
+    Raises:
+      InputError: a module is in both, or they were evaluated for different k.
+    """
+    if other._ks is None:
+      return
+    common = self._module_ids & other._module_ids
+    self._check(min(common or other._module_ids), bool(common), other._ks)
+    self._module_ids |= other._module_ids
+    self._num_configs += other._num_configs
+    self._concordant += other._concordant
+    self._comparable += other._comparable
+    for name, value in other._sums.items():
+      self._sums[name] = self._sums.get(name, fractions.Fraction()) + value
+      self._defined[name] = self._defined.get(name, 0) + other._defined[name]
+
+  def result(self) -> dict[str, Any]:
+    """See `summarize`."""
+    num_modules = len(self._module_ids)
+    return {
+        'num_modules': num_modules,
+        'num_configs': self._num_configs,
+        **{name: float(total / self._defined[name]) if self._defined[name] else None
+           for name, total in self._sums.items()},
+        'opa_pooled': self._concordant / self._comparable if self._comparable else None,
+        'undefined': {name: num_modules - count for name, count in self._defined.items()},
+    }
+
+  def _check(self, module_id: str, is_known: bool, ks: list[int]) -> None:
+    if is_known:
+      raise errors.InputError('module evaluated twice', where=module_id, expected='one result per module',
+                              fix='bring the configs of all records of a module together before they are evaluated')
+    if self._ks is None:
+      self._ks = ks
+    if set(ks) != set(self._ks):
+      raise errors.InputError('modules evaluated for different k', where=module_id, found=ks, expected=self._ks)
+
+
+def higher_is_better(name: str) -> bool:
+  """Whether more is better for a metric named as in `ModuleMetrics.values`."""
+  return not name.endswith('_error')
 
 
 def opa(runtimes: Any, scores: Any) -> float:
@@ -192,27 +284,15 @@ def summarize(results: Iterable[ModuleMetrics]) -> dict[str, Any]:
   Returns:
     A dict for JSON, free of NaN:
       'num_modules', 'num_configs': int.
-      'opa', 'kendall_tau', 'top_<k>_error' for each k: mean over the modules where it is defined; None if none.
+      'opa', 'kendall_tau', 'top_<k>_error' for each k: mean over the modules where it is defined; None if none. No
+        module, no k.
       'opa_pooled': right share of the comparable pairs of all modules, dominated by modules with many configs; or None.
       'undefined': name of each mean -> number of modules that it leaves out.
 
   Raises:
     InputError: a module occurs twice, or modules were evaluated for different ks.
   """
-  results = list(results)
-  _check_results(results)
-  columns = {'opa': [r.opa for r in results], 'kendall_tau': [r.kendall_tau for r in results]}
-  for k in results[0].top_k_error if results else ():
-    columns[f'top_{k}_error'] = [r.top_k_error[k] for r in results]
-  defined = {name: [value for value in column if not math.isnan(value)] for name, column in columns.items()}
-  comparable = sum(r.pairs.comparable for r in results)
-  return {
-      'num_modules': len(results),
-      'num_configs': sum(r.num_configs for r in results),
-      **{name: math.fsum(column) / len(column) if column else None for name, column in defined.items()},
-      'opa_pooled': sum(r.pairs.concordant for r in results) / comparable if comparable else None,
-      'undefined': {name: len(results) - len(column) for name, column in defined.items()},
-  }
+  return Summary.of(results).result()
 
 
 def _check(runtimes: Any, scores: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -238,18 +318,6 @@ def _check(runtimes: Any, scores: Any) -> tuple[np.ndarray, np.ndarray]:
     raise errors.InputError('score is NaN', where=f'scores[{int(np.argmax(bad))}]',
                             found=f'NaN in {int(bad.sum())} of {scores.size} scores', expected='numbers')
   return runtimes, scores
-
-
-def _check_results(results: Sequence[ModuleMetrics]) -> None:
-  seen: set[str] = set()
-  for result in results:
-    if result.module_id in seen:
-      raise errors.InputError('module evaluated twice', where=result.module_id, expected='one result per module',
-                              fix='bring the configs of all records of a module together before they are evaluated')
-    seen.add(result.module_id)
-    if result.top_k_error.keys() != results[0].top_k_error.keys():
-      raise errors.InputError('modules evaluated for different k', where=result.module_id,
-                              found=list(result.top_k_error), expected=list(results[0].top_k_error))
 
 
 def _top_k_errors(runtimes: np.ndarray, scores: np.ndarray, ks: Sequence[int]) -> dict[int, float]:

@@ -277,3 +277,42 @@ def test_summary_refuses_a_module_twice_and_different_ks():
 
 def test_ks_are_those_of_the_field():
   assert dict(metrics.TOP_KS) == {'tile': (1, 5, 10), 'layout': (1, 10, 100)}
+
+
+_RESULTS = [_evaluate('right', [10, 20, 30, 40], [1, 2, 3, 4]), _evaluate('wrong', [10, 40], [2, 1]),
+            _evaluate('mostly right', [10, 20, 31], [1, 3, 2]), _evaluate('nothing to rank', [10], [1]),
+            _evaluate('constant', [30, 10, 11], [0, 0, 0]), _evaluate('tenths', [10, 11, 12, 13], [3, 1, 2, 0])]
+
+
+@hypothesis.given(st.permutations(_RESULTS), st.lists(st.integers(0, 3), min_size=6, max_size=6))
+def test_summaries_merge_to_the_same_in_any_order_and_grouping(results, groups):
+  parts = [metrics.Summary.of(r for r, g in zip(results, groups, strict=True) if g == group) for group in range(4)]
+  parts = [pickle.loads(pickle.dumps(part)) for part in parts]
+  before = parts[3].result()
+  merged = metrics.Summary()
+  for part in parts:
+    merged.merge(part)
+  assert merged.result() == metrics.summarize(_RESULTS)
+  assert parts[3].result() == before
+
+
+def test_summary_means_are_the_exact_sums_rounded_once():
+  # Of thirds and tenths, and of one large value that would swallow small ones in a float sum.
+  results = [_evaluate(str(i), [1, 1 + i], [1, 0]) for i in range(1, 40)] + [_evaluate('huge', [1, 2**62], [1, 0])]
+  values = [result.top_k_error[1] for result in results]
+  assert metrics.summarize(results)['top_1_error'] == pytest.approx(math.fsum(values) / len(values), rel=1e-15)
+
+
+def test_merge_refuses_a_module_of_both_and_other_ks():
+  first = metrics.Summary.of(_RESULTS[:2])
+  with pytest.raises(errors.InputError, match=r'^wrong: module evaluated twice'):
+    first.merge(metrics.Summary.of([_RESULTS[2], _RESULTS[1]]))
+  with pytest.raises(errors.InputError, match=r'^other: modules evaluated for different k: found \[5\], expected'):
+    first.merge(metrics.Summary.of([_evaluate('other', [10, 20], [1, 2], ks=(5,))]))
+  assert first.result() == metrics.summarize(_RESULTS[:2])
+
+
+def test_values_by_name_and_their_direction():
+  values = _evaluate('m', [10, 20, 30], [3, 2, 1], ks=(1, 2)).values
+  assert values == {'opa': 0, 'kendall_tau': -1, 'top_1_error': 2, 'top_2_error': 1}
+  assert [metrics.higher_is_better(name) for name in values] == [True, True, False, False]
