@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 import dataclasses
+import functools
 
 import tensorflow as tf
 
+from baselines.models import gat
 from baselines.models import gcn
+from baselines.models import joins
 from baselines.models import mlp
 from baselines.models import parts
 from baselines.models import sage
@@ -20,8 +23,12 @@ from tpu_graphs import errors
 from tpu_graphs import module as module_lib
 from tpu_graphs import statistics as statistics_lib
 
-MODELS = {'EarlyJoinSAGE': sage.EarlyJoinSAGE, 'ResGCN': gcn.ResGCN, 'MLP': mlp.MLP}
-DEFAULT_MODEL = {'tile': 'EarlyJoinSAGE', 'layout': 'ResGCN'}
+_JOINS = {'EarlyJoin': joins.EarlyJoin, 'LateJoin': joins.LateJoin}
+_LAYERS = {'SAGE': sage.SAGELayer, 'ResGCN': gcn.GCNLayer, 'GATv2': gat.GATv2Layer}
+# Name -> what makes the model, from kind, sizes and statistics.
+MODELS = {**{join + layer: functools.partial(_JOINS[join], _LAYERS[layer]) for layer in _LAYERS for join in _JOINS},
+          'MLP': mlp.MLP}
+DEFAULT_MODEL = {'tile': 'EarlyJoinSAGE', 'layout': 'EarlyJoinResGCN'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +36,7 @@ class ModelOptions:
   """What a model is built from; stored with the run.
 
   Attributes:
-    name: a key of `MODELS`.
+    name: a key of `MODELS`: where configs are joined to ops, and the kind of the message passing layers.
     kind: 'tile' or 'layout', where the configs attach.
     parts: sizes of its layers.
   """
@@ -42,6 +49,9 @@ class ModelOptions:
       raise errors.InputError('unknown model', where='--model', found=self.name, expected=' or '.join(MODELS))
     if self.kind not in module_lib.KINDS:
       raise errors.InputError('unknown kind', where='kind', found=self.kind, expected=' or '.join(module_lib.KINDS))
+    if 'GATv2' in self.name and self.parts.hidden % self.parts.attention_heads:
+      raise errors.InputError('hidden units cannot be shared out to the attention heads', where='hidden',
+                              found=self.parts.hidden, expected=f'a multiple of {self.parts.attention_heads}')
 
 
 def build(options: ModelOptions, statistics: Mapping[str, statistics_lib.ColumnStatistics]) -> tf.keras.Model:

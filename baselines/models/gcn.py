@@ -1,34 +1,25 @@
-"""Graph convolution (Kipf, Welling: Semi-supervised classification with graph convolutional networks, 2017)."""
+"""Graph convolution (Kipf, Welling: Semi-supervised classification with graph convolutional networks, 2017,
+arXiv 1609.02907)."""
 
 from __future__ import annotations
 
 import tensorflow as tf
-import tensorflow_gnn as tfgnn
 
 from baselines.models import parts
+from baselines.models import structure
 
 
-class GCNLayer(tf.keras.layers.Layer):
-  """One convolution over the undirected graph with self-loops, D^-1/2 (A + A^T + I) D^-1/2, and a residual."""
+class GCNLayer(parts.MessageLayer):
+  """update = sum over relations r of D_r^-1/2 (A_r + I) D'_r^-1/2 H W_r.
 
-  def __init__(self, hidden: int):
+  A_r[i, j] is how often op j sends to op i by r; the diagonals D and D' hold the sums of rows and columns of A_r + I.
+  With one relation for both directions, A is symmetric and D = D': the convolution of Kipf and Welling. With operands
+  and consumers as two relations, this is Dir-GCN (Rossi et al., 2023, arXiv 2305.10498) with self-loops.
+  """
+
+  def __init__(self, options: parts.PartOptions):
     super().__init__()
-    self._dense = tf.keras.layers.Dense(hidden)
-    self._normalize = tf.keras.layers.LayerNormalization()
+    self._dense = [tf.keras.layers.Dense(options.hidden, use_bias=False) for _ in range(options.num_relations)]
 
-  def call(self, graph: tfgnn.GraphTensor, state: tf.Tensor) -> tf.Tensor:
-    """state: [N, K, H] -> [N, K, H]."""
-    scale = tf.math.rsqrt(1 + _sum_neighbours(graph, tf.ones_like(state[:, :1, :1])))  # [N, 1, 1]
-    scaled = state * scale
-    return self._normalize(state + tf.nn.relu(self._dense(scale * (scaled + _sum_neighbours(graph, scaled)))))
-
-
-def _sum_neighbours(graph: tfgnn.GraphTensor, state: tf.Tensor) -> tf.Tensor:
-  return sum(parts.pool_neighbours(graph, state, towards=tag, reduce='sum') for tag in (tfgnn.SOURCE, tfgnn.TARGET))
-
-
-class ResGCN(parts.EarlyJoin):
-  """Residual graph convolutions over ops that know their config from the start."""
-
-  def __init__(self, kind: str, options: parts.PartOptions, statistics: parts.Statistics):
-    super().__init__(kind, options, statistics, [GCNLayer(options.hidden) for _ in range(options.layers)])
+  def update(self, state: tf.Tensor, messages: structure.Messages) -> tf.Tensor:
+    return messages.convolve([dense(state) for dense in self._dense])

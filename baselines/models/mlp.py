@@ -6,23 +6,26 @@ import tensorflow as tf
 import tensorflow_gnn as tfgnn
 
 from baselines.models import parts
+from baselines.models import structure as structure_lib
 
 
 class MLP(tf.keras.Model):
-  """Pooled op encodings beside pooled config encodings, through dense layers."""
+  """Pooled encodings of ops beside those of configs, through dense layers."""
 
   def __init__(self, kind: str, options: parts.PartOptions, statistics: parts.Statistics):
     super().__init__()
-    self._encode_ops = parts.OpEncoder(options, statistics)
-    self._encode_configs = parts.CONFIG_ENCODERS[kind](options, statistics)
-    self._join = tf.keras.layers.Dense(options.hidden)
+    self._op_input = parts.OpInput(options, statistics)
+    self._config_input = parts.CONFIG_INPUTS[kind](statistics)
+    self._encode_ops = tf.keras.layers.Dense(options.hidden, activation='relu')
+    self._of_ops, self._of_configs = tf.keras.layers.Dense(options.hidden), tf.keras.layers.Dense(options.hidden)
     self._layers = [tf.keras.layers.Dense(options.hidden, activation='relu') for _ in range(options.layers)]
     self._head = parts.Head(options)
 
   def call(self, graph: tfgnn.GraphTensor) -> tf.Tensor:
-    ops = self._join(parts.pool_ops(graph, tf.nn.relu(self._encode_ops(graph))))  # [B, H]
-    configs = self._encode_configs.to_modules(graph, self._encode_configs(graph))  # [B, K, H]
-    state = tf.nn.relu(ops[:, tf.newaxis] + configs)
+    structure = structure_lib.Structure.of(graph, directed=False)
+    pooled = parts.pool_ops(structure.modules, self._encode_ops(self._op_input(graph)))  # [B, 2 H]
+    configs = self._config_input.to_modules(structure, self._of_configs(self._config_input(graph)))  # [B, K, H]
+    state = tf.nn.relu(tf.expand_dims(self._of_ops(pooled), 1) + configs)
     for layer in self._layers:
       state = layer(state)
     return self._head(state)

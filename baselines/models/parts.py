@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_gnn as tfgnn
 
+from baselines.models import structure as structure_lib
 from tpu_graphs import features
 from tpu_graphs import statistics as statistics_lib
 
@@ -30,10 +31,20 @@ class PartOptions:
     hidden: H.
     layers: number of message passing layers.
     opcode_embedding: size of the embedding of an opcode.
+    directed: whether messages from operands and from consumers have weights of their own; else both are neighbours of
+      one undirected graph.
+    attention_heads: of GATv2; they share H out.
   """
   hidden: int = 64
   layers: int = 3
   opcode_embedding: int = 64
+  directed: bool = True
+  attention_heads: int = 4
+
+  @property
+  def num_relations(self) -> int:
+    """The number of `Structure.relations`."""
+    return 2 if self.directed else 1
 
 
 class Normalizer(tf.keras.layers.Layer):
@@ -43,7 +54,7 @@ class Normalizer(tf.keras.layers.Layer):
   """
 
   def __init__(self, statistics: statistics_lib.ColumnStatistics):
-    super().__init__()
+    super().__init__(dtype=tf.float32)  # Under mixed precision too: values reach 3e9.
     self._statistics = statistics
 
   def build(self, input_shape):
@@ -59,57 +70,72 @@ class Normalizer(tf.keras.layers.Layer):
     return (tf.sign(x) * tf.math.log1p(tf.abs(x)) - self.mean) * self.scale
 
 
-class OpEncoder(tf.keras.layers.Layer):
-  """What is known of each op without any config: GraphTensor -> [N, H], without an activation."""
+class LayerNorm(tf.keras.layers.Layer):
+  """Layer normalisation (Ba, Kiros, Hinton, 2016), (x - mean) / sqrt(variance + 1e-3), over the last dimension.
+
+  In float32, and without gain and bias, which Xu et al. (Understanding and improving layer normalization, 2019) found
+  to be no help.
+  """
+
+  def call(self, x):
+    return tf.cast(_standardize(tf.cast(x, tf.float32)), self.compute_dtype)
+
+
+@tf.custom_gradient
+def _standardize(x: tf.Tensor) -> tf.Tensor:
+  def mean(values: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean(values, axis=-1, keepdims=True)
+
+  centered = x - mean(x)
+  scale = tf.math.rsqrt(mean(tf.square(centered)) + 1e-3)
+  result = centered * scale
+  # Written out, the gradient takes half the passes over the data that are derived from the above.
+  return result, lambda upstream: scale * (upstream - mean(upstream) - result * mean(upstream * result))
+
+
+class OpInput(tf.keras.layers.Layer):
+  """What is known of each op without any config, embedded and normalised: GraphTensor -> [N, F]."""
 
   def __init__(self, options: PartOptions, statistics: Statistics):
     super().__init__()
     self._normalize = Normalizer(statistics['feat'])
     self._normalize_extra = Normalizer(statistics['extra_feat']) if 'extra_feat' in statistics else None
     self._embed = tf.keras.layers.Embedding(features.NUM_OPCODES, options.opcode_embedding)
-    self._hidden = tf.keras.layers.Dense(options.hidden, activation='relu')
-    self._project = tf.keras.layers.Dense(options.hidden)
 
   def call(self, graph: tfgnn.GraphTensor) -> tf.Tensor:
     op = graph.node_sets['op']
-    parts = [self._embed(op['opcode']), self._normalize(op['feat'])]
+    known = [self._embed(op['opcode']), self._normalize(op['feat'])]
     if self._normalize_extra is not None:
-      parts.append(self._normalize_extra(op['extra_feat']))
-    return self._project(self._hidden(tf.concat(parts, axis=-1)))
+      known.append(self._normalize_extra(op['extra_feat']))
+    return tf.concat([tf.cast(part, self.compute_dtype) for part in known], axis=-1)
 
 
-class TileConfigEncoder(tf.keras.layers.Layer):
-  """Configs of modules: GraphTensor -> [B, K, H], without an activation."""
+class TileConfigInput(tf.keras.layers.Layer):
+  """Normalised configs of modules: GraphTensor -> [B, K, 24]."""
 
-  def __init__(self, options: PartOptions, statistics: Statistics):
+  def __init__(self, statistics: Statistics):
     super().__init__()
     self._normalize = Normalizer(statistics['config_feat'])
-    self._project = tf.keras.layers.Dense(options.hidden)
 
   def call(self, graph: tfgnn.GraphTensor) -> tf.Tensor:
-    return self._project(self._normalize(graph.context['config_feat']))
+    return self._normalize(graph.context['config_feat'])
 
-  def to_ops(self, graph: tfgnn.GraphTensor, encoded: tf.Tensor) -> tf.Tensor:
-    """[B, K, H] -> [N, K, H]: every op sees its module's config."""
-    return tfgnn.broadcast_context_to_nodes(graph, 'op', feature_value=encoded)
-
-  def to_modules(self, graph: tfgnn.GraphTensor, encoded: tf.Tensor) -> tf.Tensor:
+  def to_modules(self, structure: structure_lib.Structure, encoded: tf.Tensor) -> tf.Tensor:
     """[B, K, H] as it is."""
-    del graph
+    del structure
     return encoded
 
 
-class LayoutConfigEncoder(tf.keras.layers.Layer):
-  """Configs of configurable ops: GraphTensor -> [NC, K, H], without an activation.
+class LayoutConfigInput(tf.keras.layers.Layer):
+  """Configs of configurable ops: GraphTensor -> [NC, K, 132].
 
   A layout lists dimensions by their number, so each value is taken as a category. What makes an output layout fast is
   how long its minor dimensions are; these lengths are looked up and given beside.
   """
 
-  def __init__(self, options: PartOptions, statistics: Statistics):
-    super().__init__()
+  def __init__(self, statistics: Statistics):
+    super().__init__(dtype=tf.float32)
     self._normalize = Normalizer(statistics['feat'])
-    self._project = tf.keras.layers.Dense(options.hidden)
 
   def call(self, graph: tfgnn.GraphTensor) -> tf.Tensor:
     layouts = tf.cast(graph.node_sets['config_op']['config_feat'], tf.int32)  # [NC, K, 18]
@@ -121,64 +147,88 @@ class LayoutConfigEncoder(tf.keras.layers.Layer):
     output = categories[:, :, :features.LAYOUT_DIMENSIONS, 1:]  # [NC, K, 6, 6]: slot, dimension.
     minor_to_major = tf.einsum('nksd,nd->nks', output, lengths)
     flat = tf.reshape(categories, [-1, tf.shape(layouts)[1], layouts.shape[2] * _LAYOUT_VALUES])
-    return self._project(tf.concat([flat, minor_to_major], axis=-1))
+    return tf.concat([flat, minor_to_major], axis=-1)
 
-  def to_ops(self, graph: tfgnn.GraphTensor, encoded: tf.Tensor) -> tf.Tensor:
-    """[NC, K, H] -> [N, K, H]: a configurable op sees its config, others 0."""
-    edges = tfgnn.broadcast_node_to_edges(graph, 'configures', tfgnn.SOURCE, feature_value=encoded)
-    return tfgnn.pool_edges_to_node(graph, 'configures', tfgnn.TARGET, 'sum', feature_value=edges)
-
-  def to_modules(self, graph: tfgnn.GraphTensor, encoded: tf.Tensor) -> tf.Tensor:
+  def to_modules(self, structure: structure_lib.Structure, encoded: tf.Tensor) -> tf.Tensor:
     """[NC, K, H] -> [B, K, H]: the mean over a module's configurable ops."""
-    return tfgnn.pool_nodes_to_context(graph, 'config_op', 'mean', feature_value=encoded)
+    return structure.config_modules.mean(encoded)
 
 
-CONFIG_ENCODERS = {'tile': TileConfigEncoder, 'layout': LayoutConfigEncoder}
+CONFIG_INPUTS = {'tile': TileConfigInput, 'layout': LayoutConfigInput}
+
+
+class BiasRelu(tf.keras.layers.Layer):
+  """relu(x + b), b for each column: [..., H] -> [..., H]."""
+
+  def build(self, input_shape):
+    self.bias = self.add_weight('bias', shape=input_shape[-1:], initializer='zeros')
+    super().build(input_shape)
+
+  def call(self, x):
+    return _bias_relu(x, tf.convert_to_tensor(self.bias))
+
+
+@tf.custom_gradient
+def _bias_relu(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+  result = tf.nn.relu(tf.nn.bias_add(x, bias))
+
+  def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    of_x = tf.raw_ops.ReluGrad(gradients=upstream, features=result)
+    rows = tf.reshape(of_x, [-1, bias.shape[0]])
+    # A product with ones: on CPU several times as fast as the sum over rows.
+    of_bias = tf.matmul(tf.ones([1, tf.shape(rows)[0]], rows.dtype), rows)
+    return of_x, tf.squeeze(of_bias, axis=0)
+
+  return result, gradient
+
+
+class MessageLayer(tf.keras.layers.Layer):
+  """One round of message passing, with a residual: h' = LayerNorm(h + relu(update(h) + b)).
+
+  Subclasses are made from `PartOptions`. Each config is on its own: the dimension K is carried along.
+
+  Attributes:
+    LINEAR: whether the update of a concatenation is the sum of updates of its parts, each by weights of its own.
+  """
+  LINEAR = True
+
+  def __init__(self):
+    super().__init__()
+    self._activate = BiasRelu()
+    self._normalize = LayerNorm()
+
+  def update(self, state: tf.Tensor, messages: structure_lib.Messages) -> tf.Tensor:
+    """[N, K, any] -> [N, K, H]; with other messages than `BetweenOps`, from [B, K, any] or [NC, K, any]."""
+    raise NotImplementedError
+
+  def call(self, state: tf.Tensor, messages: structure_lib.BetweenOps) -> tf.Tensor:
+    """[N, K, H] -> [N, K, H]."""
+    return self._normalize(state + self._activate(self.update(state, messages)))
+
+
+class NoMessages(MessageLayer):
+  """update = W h: a dense layer."""
+
+  def __init__(self, options: PartOptions):
+    super().__init__()
+    self._dense = tf.keras.layers.Dense(options.hidden, use_bias=False)
+
+  def update(self, state: tf.Tensor, messages: structure_lib.Messages) -> tf.Tensor:
+    return messages.here(self._dense(state))
 
 
 class Head(tf.keras.layers.Layer):
-  """Joined state per module -> score: [B, K, any] -> [B, K]."""
+  """Joined state per module -> score: [B, K, any] -> float32 [B, K]."""
 
   def __init__(self, options: PartOptions):
     super().__init__()
     self._hidden = tf.keras.layers.Dense(options.hidden, activation='relu')
-    self._score = tf.keras.layers.Dense(1)
+    self._score = tf.keras.layers.Dense(1, dtype=tf.float32)  # Under mixed precision too: scores differ by little.
 
   def call(self, state: tf.Tensor) -> tf.Tensor:
     return tf.squeeze(self._score(self._hidden(state)), axis=-1)
 
 
-def pool_ops(graph: tfgnn.GraphTensor, state: tf.Tensor) -> tf.Tensor:
+def pool_ops(modules: structure_lib.Groups, state: tf.Tensor) -> tf.Tensor:
   """Mean and maximum over the ops of each module, [N, ..., H] -> [B, ..., 2 H]."""
-  return tf.concat([tfgnn.pool_nodes_to_context(graph, 'op', reduce, feature_value=state)
-                    for reduce in ('mean', 'max_no_inf')], axis=-1)
-
-
-class EarlyJoin(tf.keras.Model):
-  """Ops and configs are joined first, then messages pass between ops, for each config on its own.
-
-  Joining is a dense layer over the concatenation of an op's and its config's encoding. It is computed as the sum of a
-  part per op and a part per config, so nothing of size ops x configs x inputs is ever made.
-  """
-
-  def __init__(self, kind: str, options: PartOptions, statistics: Statistics, layers: list[tf.keras.layers.Layer]):
-    super().__init__()
-    self._encode_ops = OpEncoder(options, statistics)
-    self._encode_configs = CONFIG_ENCODERS[kind](options, statistics)
-    self._layers = layers
-    self._head = Head(options)
-
-  def call(self, graph: tfgnn.GraphTensor) -> tf.Tensor:
-    ops = self._encode_ops(graph)[:, tf.newaxis]  # [N, 1, H]
-    configs = self._encode_configs.to_ops(graph, self._encode_configs(graph))  # [N, K, H]
-    state = tf.nn.relu(ops + configs)
-    for layer in self._layers:
-      state = layer(graph, state)
-    return self._head(pool_ops(graph, state))
-
-
-def pool_neighbours(graph: tfgnn.GraphTensor, state: tf.Tensor, *, towards: int, reduce: str) -> tf.Tensor:
-  """For each op, the reduction of `state` over its operands (towards TARGET) or consumers (SOURCE): [N, ...] both."""
-  other = tfgnn.SOURCE if towards == tfgnn.TARGET else tfgnn.TARGET
-  messages = tfgnn.broadcast_node_to_edges(graph, 'operand', other, feature_value=state)
-  return tfgnn.pool_edges_to_node(graph, 'operand', towards, reduce, feature_value=messages)
+  return tf.concat([modules.mean(state), modules.maximum(state)], axis=-1)

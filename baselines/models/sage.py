@@ -1,36 +1,26 @@
-"""GraphSAGE (Hamilton, Ying, Leskovec: Inductive representation learning on large graphs, 2017)."""
+"""GraphSAGE (Hamilton, Ying, Leskovec: Inductive representation learning on large graphs, 2017, arXiv 1706.02216)."""
 
 from __future__ import annotations
 
 import tensorflow as tf
-import tensorflow_gnn as tfgnn
 
 from baselines.models import parts
+from baselines.models import structure
 
 
-class SAGELayer(tf.keras.layers.Layer):
-  """One mean-aggregator layer over both directions of the operand edges, each with its own weights, and a residual.
+class SAGELayer(parts.MessageLayer):
+  """The mean aggregator: for each op i, update_i = W h_i + sum over relations r of V_r mean(h_j, j sends to i by r).
 
-  The state is normalised over H instead of to length 1: with a dimension of configs, the latter would mix them.
+  With operands and consumers as two relations, this is Dir-SAGE (Rossi et al.: Edge directionality improves learning on
+  heterophilic graphs, 2023, arXiv 2305.10498). The paper's normalisation of states to length 1 is left to the layer
+  normalisation: with a dimension of configs, TF-GNN's would mix them.
   """
 
-  def __init__(self, hidden: int):
+  def __init__(self, options: parts.PartOptions):
     super().__init__()
-    self._self = tf.keras.layers.Dense(hidden)
-    self._operands = tf.keras.layers.Dense(hidden, use_bias=False)
-    self._consumers = tf.keras.layers.Dense(hidden, use_bias=False)
-    self._normalize = tf.keras.layers.LayerNormalization()
+    self._self = tf.keras.layers.Dense(options.hidden, use_bias=False)
+    self._neighbours = [tf.keras.layers.Dense(options.hidden, use_bias=False)
+                        for _ in range(options.num_relations)]
 
-  def call(self, graph: tfgnn.GraphTensor, state: tf.Tensor) -> tf.Tensor:
-    """state: [N, K, H] -> [N, K, H]."""
-    operands = parts.pool_neighbours(graph, state, towards=tfgnn.TARGET, reduce='mean')
-    consumers = parts.pool_neighbours(graph, state, towards=tfgnn.SOURCE, reduce='mean')
-    update = self._self(state) + self._operands(operands) + self._consumers(consumers)
-    return self._normalize(state + tf.nn.relu(update))
-
-
-class EarlyJoinSAGE(parts.EarlyJoin):
-  """GraphSAGE over ops that know their config from the start; the best baseline of the TpuGraphs paper for tiles."""
-
-  def __init__(self, kind: str, options: parts.PartOptions, statistics: parts.Statistics):
-    super().__init__(kind, options, statistics, [SAGELayer(options.hidden) for _ in range(options.layers)])
+  def update(self, state: tf.Tensor, messages: structure.Messages) -> tf.Tensor:
+    return messages.mean(self._self(state), [dense(state) for dense in self._neighbours])

@@ -1,0 +1,310 @@
+"""Speed and memory of training on tile modules, beside a naive formulation of the same mathematics.
+
+  python -m benchmarks.train            # every model; some ten minutes
+  python -m benchmarks.train --quick    # EarlyJoinSAGE and the naive one, one round each
+
+Whole steps are measured, from records on disk to changed weights: 10 modules of some 40 ops with 10 configs each, 3
+layers of 64 hidden units. Each job is a process of its own; they take steps by turns, so that all meet the same
+neighbours on the machine. `net MB` is a job's peak less what a process holds that has imported the same and is idle.
+
+The naive job trains EarlyJoinSAGE as it is written down: it parses and samples record by record, puts opcode embedding,
+features and config side by side for every op and config, and lets each layer gather and scatter anew.
+"""
+
+from __future__ import annotations
+
+import baselines  # noqa: F401  # Before TensorFlow, to quiet it.
+
+import argparse
+from collections.abc import Iterator, Sequence
+import os
+import pathlib
+import platform
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_gnn as tfgnn
+
+from baselines import losses
+from baselines import models
+from baselines import training
+from baselines.models import parts
+from tpu_graphs import datasets
+from tpu_graphs import features
+from tpu_graphs import schema
+from tpu_graphs import statistics as statistics_lib
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_NAIVE, _IDLE, _STATIC = 'naive', 'idle', ', static shapes'
+_MODEL = 'EarlyJoinSAGE'
+_BATCH, _CONFIGS = 10, 10
+_SIZES = parts.PartOptions(hidden=64, layers=3, opcode_embedding=64)
+_RECORDS = 1000
+_WARM_UP = 20  # Steps.
+
+
+class NaiveEarlyJoinSAGE(tf.keras.Model):
+  """EarlyJoinSAGE (see `baselines.models`) as it is written down, with Keras and TF-GNN alone."""
+
+  def __init__(self, options: parts.PartOptions, statistics: parts.Statistics):
+    super().__init__()
+    self.normalize_op = parts.Normalizer(statistics['feat'])
+    self.normalize_config = parts.Normalizer(statistics['config_feat'])
+    self.embed = tf.keras.layers.Embedding(features.NUM_OPCODES, options.opcode_embedding)
+    self.rounds = [_NaiveSAGELayer(options) for _ in range(options.layers)]
+    self.normalize = [tf.keras.layers.LayerNormalization(center=False, scale=False) for _ in self.rounds[1:]]
+    self.head = tf.keras.layers.Dense(options.hidden, activation='relu')
+    self.score = tf.keras.layers.Dense(1)
+
+  def call(self, graph: tfgnn.GraphTensor) -> tf.Tensor:
+    config = tfgnn.broadcast_context_to_nodes(
+        graph, 'op', feature_value=self.normalize_config(graph.context['config_feat']))  # [N, K, 24]
+    op = graph.node_sets['op']
+    op = tf.concat([self.embed(op['opcode']), self.normalize_op(op['feat'])], axis=-1)  # [N, 204]
+    op = tf.repeat(op[:, tf.newaxis], tf.shape(config)[1], axis=1)  # [N, K, 204]
+    state = self.rounds[0](graph, tf.concat([op, config], axis=-1))  # [N, K, H]
+    for layer, normalize in zip(self.rounds[1:], self.normalize, strict=True):
+      state = normalize(state + layer(graph, state))
+    pooled = [tfgnn.pool_nodes_to_context(graph, 'op', reduce, feature_value=state)
+              for reduce in ('mean', 'max_no_inf')]
+    return tf.squeeze(self.score(self.head(tf.concat(pooled, axis=-1))), axis=-1)
+
+  def take_weights_of(self, model: tf.keras.Model) -> None:
+    """Takes over the weights of an EarlyJoinSAGE of the same sizes; both must be built."""
+    for own, other in ((self.normalize_op, model._op_input._normalize), (self.embed, model._op_input._embed),
+                       (self.normalize_config, model._config_input._normalize), (self.head, model._head._hidden),
+                       (self.score, model._head._score)):
+      own.set_weights(other.get_weights())
+    first, of_ops, of_configs = self.rounds[0], model._of_ops, model._of_configs
+    for own, *others in ((first.itself, of_ops._self, of_configs._self),
+                         *zip((first.operands, first.consumers), of_ops._neighbours, of_configs._neighbours,
+                              strict=True)):
+      own.set_weights([np.concatenate([other.get_weights()[0] for other in others]), *own.get_weights()[1:]])
+    for layer, other in zip(self.rounds[1:], model._layers, strict=True):
+      for own, dense in zip((layer.itself, layer.operands, layer.consumers), (other._self, *other._neighbours),
+                            strict=True):
+        own.set_weights([dense.get_weights()[0], *own.get_weights()[1:]])
+    for layer, activate in zip(self.rounds, (model._activate, *(other._activate for other in model._layers)),
+                               strict=True):
+      layer.itself.bias.assign(activate.bias)
+
+
+class _NaiveSAGELayer(tf.keras.layers.Layer):
+
+  def __init__(self, options: parts.PartOptions):
+    super().__init__()
+    self.itself = tf.keras.layers.Dense(options.hidden)
+    self.operands, self.consumers = (tf.keras.layers.Dense(options.hidden, use_bias=False) for _ in range(2))
+
+  def call(self, graph: tfgnn.GraphTensor, state: tf.Tensor) -> tf.Tensor:
+    def mean(sender: int, receiver: int) -> tf.Tensor:
+      messages = tfgnn.broadcast_node_to_edges(graph, 'operand', sender, feature_value=state)
+      return tfgnn.pool_edges_to_node(graph, 'operand', receiver, 'mean', feature_value=messages)
+
+    return tf.nn.relu(self.itself(state) + self.operands(mean(tfgnn.SOURCE, tfgnn.TARGET)) +
+                      self.consumers(mean(tfgnn.TARGET, tfgnn.SOURCE)))
+
+
+def naive_batches(directory: datasets.DatasetDirectory) -> tf.data.Dataset:
+  """Endless batches of merged graphs, each record parsed and sampled alone."""
+  spec = schema.graph_spec(directory.kind)
+
+  def sample(serialized: tf.Tensor) -> tfgnn.GraphTensor:
+    graph = tfgnn.parse_single_example(spec, serialized)
+    chosen = tf.random.shuffle(tf.range(datasets.num_configs(graph)))[:_CONFIGS]
+    return datasets.without_strings(datasets.decode(graph, directory.kind, chosen=chosen, pad_to=_CONFIGS))
+
+  paths = [os.path.join(directory.path, shard.name) for shard in directory.split('train').shards]
+  records = tf.data.Dataset.from_tensor_slices(paths).interleave(tf.data.TFRecordDataset, num_parallel_calls=2)
+  graphs = records.repeat().shuffle(_RECORDS).map(sample, num_parallel_calls=tf.data.AUTOTUNE)
+  merged = graphs.batch(_BATCH, drop_remainder=True).map(lambda graph: graph.merge_batch_to_components(),
+                                                         num_parallel_calls=tf.data.AUTOTUNE)
+  return merged.prefetch(tf.data.AUTOTUNE)
+
+
+class NaiveTrainer:
+  """Trains `NaiveEarlyJoinSAGE` by single calls of a step."""
+
+  def __init__(self, directory: datasets.DatasetDirectory):
+    self._model = NaiveEarlyJoinSAGE(_SIZES, statistics_lib.parse(directory.statistics))
+    self._optimizer = tf.keras.optimizers.AdamW(1e-3, global_clipnorm=1.0)
+    self._loss = losses.make_loss('list_mle')
+    self._batches = iter(naive_batches(directory))
+    self._step = tf.function(self._step, reduce_retracing=True)
+
+  def take(self, steps: int) -> int:
+    """Takes steps; returns the number of configs seen."""
+    for _ in range(steps):
+      value = self._step(next(self._batches))
+    value.numpy()
+    return steps * _BATCH * _CONFIGS
+
+  def _step(self, graph: tfgnn.GraphTensor) -> tf.Tensor:
+    runtimes = graph.context['relative_runtime']
+    with tf.GradientTape() as tape:
+      value = tf.reduce_mean(self._loss(runtimes, self._model(graph, training=True)))
+    self._optimizer.minimize(value, self._model.trainable_variables, tape=tape)
+    return value
+
+
+class Trainer:
+  """Trains a model of `baselines`, epoch after epoch."""
+
+  def __init__(self, directory: datasets.DatasetDirectory, name: str, *, static: bool):
+    options = training.TrainOptions(epochs=1000, batch_size=_BATCH, configs_per_module=_CONFIGS, shapes=int(static))
+    self._trainer = training.Trainer(models.ModelOptions(name, 'tile', _SIZES), options,
+                                     tf.distribute.OneDeviceStrategy('/cpu:0'), directory=directory)
+    self._epoch = self._left = 0
+
+  def take(self, steps: int) -> int:
+    """Takes steps; returns the number of configs seen."""
+    configs = 0
+    while steps:
+      if not self._left:
+        self._epoch += 1
+        self._left = self._trainer.steps_in_epoch(self._epoch)
+        self._batches = iter(self._trainer.batches(self._epoch))
+      taken = self._trainer.take(self._batches, min(steps, self._left))
+      self._left -= taken.count
+      steps -= taken.count
+      configs += taken.configs
+    return configs
+
+
+def write_dataset(folder: pathlib.Path) -> str:
+  """Converts random tile modules; returns the dataset directory."""
+  from pipelines import convert  # Here, since the jobs do without Beam.
+  raw = folder / 'raw' / 'train'
+  raw.mkdir(parents=True)
+  rng = np.random.default_rng(0)
+  for i in range(_RECORDS):
+    n, c = int(rng.integers(20, 61)), int(rng.integers(100, 301))
+    edges = np.stack([np.arange(1, n), rng.integers(0, np.arange(1, n))], axis=1)
+    edges = np.concatenate([edges, np.sort(rng.integers(0, n, (n // 4, 2)), axis=1)[:, ::-1]])
+    feat = np.where(rng.random((n, features.NUM_NODE_FEATURES)) < 0.3,
+                    rng.integers(0, 1000, (n, features.NUM_NODE_FEATURES)), 0)
+    np.savez(raw / f'{i}.npz', node_opcode=rng.integers(1, 100, n).astype(np.uint8), edge_index=edges,
+             node_feat=feat.astype(np.float32), config_runtime=rng.integers(10**3, 10**6, c),
+             config_feat=rng.integers(0, 64, (c, features.NUM_TILE_FEATURES)).astype(np.float32),
+             config_runtime_normalizers=np.full(c, 10**4))
+  directory = str(folder / 'data')
+  convert.convert(inputs=[str(folder / 'raw')], directory=directory,
+                  options=convert.ConvertOptions(collection='tile:benchmark'))
+  shutil.rmtree(folder / 'raw')
+  return directory
+
+
+def work(job: str, data: str) -> None:
+  """A worker: for each line of input takes so many steps; prints seconds, CPU seconds, configs and peak memory."""
+  tf.constant(0.0).numpy()
+  directory = datasets.open_directory(data)
+  if job == _IDLE:
+    take = int
+  elif job == _NAIVE:
+    take = NaiveTrainer(directory).take
+  else:
+    take = Trainer(directory, job.removesuffix(_STATIC), static=job.endswith(_STATIC)).take
+  print('ready', flush=True)
+  for line in sys.stdin:
+    start, cpu = time.perf_counter(), time.process_time()
+    configs = take(int(line))
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(time.perf_counter() - start, time.process_time() - cpu, configs, memory, flush=True)
+
+
+class Worker:
+  """A job in a process of its own.
+
+  Attributes:
+    job: its name.
+    step_ms: of each round.
+    cpu_ms: of each round, per step; it tells more than the time where others use the machine too.
+    config_rate: configs per second of each round.
+    memory: peak in bytes.
+  """
+
+  def __init__(self, job: str, data: str):
+    self.job = job
+    self.step_ms: list[float] = []
+    self.cpu_ms: list[float] = []
+    self.config_rate: list[float] = []
+    self.memory = 0.0
+    self._process = subprocess.Popen([sys.executable, '-m', 'benchmarks.train', f'--job={job}', f'--data={data}'],
+                                     cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    if self._process.stdout.readline() != 'ready\n':
+      sys.exit(f'{job} failed')
+    self._take(_WARM_UP)
+
+  def _take(self, steps: int) -> tuple[float, float, float]:
+    self._process.stdin.write(f'{steps}\n')
+    self._process.stdin.flush()
+    answer = self._process.stdout.readline()
+    if not answer:
+      sys.exit(f'{self.job} failed')
+    seconds, cpu_seconds, configs, self.memory = map(float, answer.split())
+    return seconds, cpu_seconds, configs
+
+  def measure(self, steps: int) -> None:
+    seconds, cpu_seconds, configs = self._take(steps)
+    self.cpu_ms.append(cpu_seconds / steps * 1e3)
+    self.step_ms.append(seconds / steps * 1e3)
+    self.config_rate.append(configs / seconds)
+
+  def close(self) -> None:
+    self._process.stdin.close()
+    self._process.wait()
+
+
+def table(workers: Sequence[Worker], idle: Worker) -> Iterator[str]:
+  """Lines of text: medians, and how they compare with those of the naive job."""
+  naive = next(worker for worker in workers if worker.job == _NAIVE)
+  yield (f'{"job":32} {"ms per step: min":>17} {"median":>7} {"max":>6} {"CPU ms":>7} {"configs/s":>10} '
+         f'{"of naive":>9} {"peak MB":>8} {"net MB":>7} {"of naive":>9}')
+  for worker in workers:
+    rate, net = statistics.median(worker.config_rate), worker.memory - idle.memory
+    yield (f'{worker.job:32} {min(worker.step_ms):17.1f} {statistics.median(worker.step_ms):7.1f} '
+           f'{max(worker.step_ms):6.1f} {statistics.median(worker.cpu_ms):7.1f} {rate:10,.0f} '
+           f'{rate / statistics.median(naive.config_rate):8.2f}x {worker.memory / 1e6:8,.0f} {net / 1e6:7,.0f} '
+           f'{net / (naive.memory - idle.memory):8.2f}x')
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument('--steps', type=int, default=100, help='steps per round')
+  parser.add_argument('--rounds', type=int, default=7, help='rounds of all jobs')
+  parser.add_argument('--only', default='', help='measures only models with this in their name')
+  parser.add_argument('--quick', action='store_true', help=f'one short round of {_MODEL} alone')
+  parser.add_argument('--job', help=argparse.SUPPRESS)
+  parser.add_argument('--data', help=argparse.SUPPRESS)
+  args = parser.parse_args()
+  if args.job:
+    work(args.job, args.data)
+    return
+  names = [_MODEL] if args.quick else [name for name in models.MODELS if args.only in name]
+  steps, rounds = (20, 1) if args.quick else (args.steps, args.rounds)
+  with tempfile.TemporaryDirectory() as folder:
+    data = write_dataset(pathlib.Path(folder))
+    print(f'{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}; Python {platform.python_version()}, '
+          f'TensorFlow {tf.__version__}, TF-GNN {tfgnn.__version__}; {rounds} rounds of {steps} steps of {_BATCH} '
+          f'modules with {_CONFIGS} configs; {_SIZES}', flush=True)
+    idle = Worker(_IDLE, data)
+    workers = [Worker(job, data) for job in (_NAIVE, *names, *(name + _STATIC for name in names if name == _MODEL))]
+    try:
+      for _ in range(rounds):
+        for worker in workers:
+          worker.measure(steps)
+      print(*table(workers, idle), sep='\n')
+    finally:
+      for worker in (idle, *workers):
+        worker.close()
+
+
+if __name__ == '__main__':
+  main()
