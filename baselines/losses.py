@@ -1,4 +1,4 @@
-"""Losses that train scores to rank the configs of each module. The only file that imports TensorFlow Ranking.
+"""Losses that train scores to rank the configs of each module. The only file that uses TF-Ranking.
 
 The contract of every loss, `loss(runtimes, scores) -> float32 [B]`, for a batch of B modules with up to K configs each:
   runtimes: int64 [B, K], >= 1, lower is better, in any unit (tile: fixed point of runtime / normalizer). -1 where a
@@ -30,6 +30,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tpu_graphs import compat
 from tpu_graphs import errors
 from tpu_graphs import module
 
@@ -66,6 +67,19 @@ def pairwise_hinge(runtimes: Any, scores: Any) -> tf.Tensor:
   labels = tf.where(lists.valid, slowest - rank, -1.)  # Integers, exact up to K = 2**24.
   sums = _tf_ranking_loss('PairwiseHingeLoss')(labels, lists.logits)  # [B, K]
   return lists.finish(tf.math.divide_no_nan(tf.reduce_sum(sums, axis=1), tf.reduce_sum(rank, axis=1)))
+
+
+def pairwise_logistic(runtimes: Any, scores: Any) -> tf.Tensor:
+  """Mean over pairs of configs with different runtimes of log(1 + exp(score of the faster - score of the slower)).
+
+  TF-Ranking's PairwiseLogisticLoss gives sums over pairs, and pairs with equal scores, all of them if a model starts
+  with equal scores, have gradient 0 in it: it is built from relu and abs.
+  """
+  lists = _Lists.of(runtimes, scores)
+  pairs = lists.faster()
+  differences = lists.logits[:, :, tf.newaxis] - lists.logits[:, tf.newaxis, :]  # [B, K, K]: score of j less that of i.
+  total = tf.reduce_sum(tf.where(pairs, tf.math.softplus(differences), 0.), axis=[1, 2])
+  return lists.finish(tf.math.divide_no_nan(total, tf.reduce_sum(tf.cast(pairs, tf.float32), axis=[1, 2])))
 
 
 def softmax(runtimes: Any, scores: Any) -> tf.Tensor:
@@ -105,6 +119,7 @@ def mse(runtimes: Any, scores: Any) -> tf.Tensor:
   lowest = tf.reduce_min(tf.where(lists.valid, lists.runtimes, tf.int64.max), axis=1, keepdims=True)
   excess = tf.where(lists.valid, lists.runtimes - lowest, 0)  # int64: exact.
   logs = tf.math.log1p(tf.cast(excess, tf.float32) / tf.cast(lowest, tf.float32))
+  logs = tf.math.divide_no_nan(logs, tf.reduce_max(logs, axis=1, keepdims=True))  # The squares of 1e-19 underflow.
   logs -= lists.mean(logs)[:, tf.newaxis]
   deviation = tf.sqrt(lists.mean(tf.square(logs)))[:, tf.newaxis]
   targets = -tf.math.divide_no_nan(logs, deviation)  # Of logits.
@@ -112,7 +127,8 @@ def mse(runtimes: Any, scores: Any) -> tf.Tensor:
 
 
 LOSSES: Mapping[str, Loss] = types.MappingProxyType({
-    'list_mle': list_mle, 'pairwise_hinge': pairwise_hinge, 'softmax': softmax, 'approx_ndcg': approx_ndcg, 'mse': mse})
+    'list_mle': list_mle, 'pairwise_hinge': pairwise_hinge, 'pairwise_logistic': pairwise_logistic, 'softmax': softmax,
+    'approx_ndcg': approx_ndcg, 'mse': mse})
 
 
 def make_loss(spec: str | Mapping[str, float]) -> Loss:
@@ -256,5 +272,4 @@ def _check_weights(weights: Mapping[str, float]) -> None:
 @functools.cache
 def _tf_ranking_loss(name: str) -> tf.keras.losses.Loss:
   """A Keras loss of TF-Ranking that leaves reduction over the batch to us."""
-  import tensorflow_ranking as tfr  # Here, because it takes seconds and not every loss needs it.
-  return getattr(tfr.keras.losses, name)(reduction=tf.keras.losses.Reduction.NONE)
+  return getattr(compat.ranking_losses(), name)(reduction=tf.keras.losses.Reduction.NONE)

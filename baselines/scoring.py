@@ -5,15 +5,17 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
+import itertools
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_gnn as tfgnn
 
+from tpu_graphs import batching
 from tpu_graphs import datasets
 from tpu_graphs import errors
 from tpu_graphs import metrics
 from tpu_graphs import module as module_lib
+from tpu_graphs.compat import tfgnn
 
 CHUNK = 64  # Configs that are scored at a time.
 _OPS_PER_BATCH = 4096  # Small modules are scored several at a time, up to about so many ops.
@@ -59,20 +61,56 @@ def judge(module: ScoredModule, ks: Sequence[int]) -> metrics.ModuleMetrics:
   return metrics.evaluate_module(module.module_id, measured.relative_runtime, measured.score, ks=ks)
 
 
-Scorer = Callable[[tfgnn.GraphTensor], tf.Tensor]
+@dataclasses.dataclass(frozen=True)
+class Scorer:
+  """A model as a function that is traced once; `make_scorer` makes it.
+
+  Attributes:
+    function: `replicas` GraphTensors -> as many float32 [B, CHUNK].
+    replicas: number of batches that are scored at a time, on a device each.
+    static_shapes: whether it wants the batches of a split padded to one shape.
+  """
+  function: Callable[..., Sequence[tf.Tensor]]
+  replicas: int
+  static_shapes: bool
+
+  def __call__(self, graphs: Sequence[tfgnn.GraphTensor]) -> list[np.ndarray]:
+    """The scores of 1 to `replicas` batches, float32 [B, CHUNK] each."""
+    filled = [*graphs, *[graphs[-1]] * (self.replicas - len(graphs))]
+    return [scores.numpy() for scores in self.function(*filled)][:len(graphs)]
 
 
-def make_scorer(model: tf.keras.Model, kind: str, *, num_extra: int = 0) -> Scorer:
-  """`model` as a tf.function that is traced once for batches of any size; GraphTensor -> float32 [B, CHUNK].
+def make_scorer(model: tf.keras.Model, kind: str, *, num_extra: int = 0,
+                strategy: tf.distribute.Strategy | None = None, static_shapes: bool = False) -> Scorer:
+  """Makes a scorer.
 
   Args:
     model: see `baselines.models`.
     kind: 'tile' or 'layout'.
     num_extra: number of columns of extra features that it takes.
+    strategy: under which the model was made, to use all its devices; None: where TensorFlow puts it.
+    static_shapes: pad the batches of a split to one shape, and compile the model for it with XLA; else it is traced for
+      batches of any size.
   """
-  smallest = datasets.smallest_module(kind, num_extra=num_extra)
-  graphs = datasets.of_module(smallest, configs_per_module=CHUNK).map(datasets.without_strings)
-  return tf.function(model, input_signature=[datasets.batch(graphs, 1, drop_remainder=False).element_spec])
+  # Each worker of a cluster scores everything on its own devices.
+  replicas = 1 if strategy is None else len(strategy.extended.worker_devices)
+  compiled = tf.function(model, jit_compile=static_shapes)
+
+  def score(graph: tfgnn.GraphTensor) -> tf.Tensor:  # Given `compiled`, MirroredStrategy compiles all replicas as one.
+    return compiled(graph)
+
+  def function(*graphs: tfgnn.GraphTensor) -> Sequence[tf.Tensor]:
+    if strategy is None:
+      return [score(graph) for graph in graphs]
+    values = strategy.experimental_distribute_values_from_function(
+        lambda context: graphs[context.replica_id_in_sync_group % replicas])
+    return strategy.experimental_local_results(strategy.run(score, args=(values,)))
+
+  signature = None
+  if not static_shapes:
+    smallest = batching.of_module(datasets.smallest_module(kind, num_extra=num_extra), configs_per_module=CHUNK)
+    signature = [datasets.batch(smallest, 1, drop_remainder=False).element_spec] * replicas
+  return Scorer(tf.function(function, input_signature=signature), replicas, static_shapes)
 
 
 def score_split(scorer: Scorer, directory: datasets.DatasetDirectory, split: str) -> Iterator[ScoredModule]:
@@ -83,9 +121,10 @@ def score_split(scorer: Scorer, directory: datasets.DatasetDirectory, split: str
   """
   shards = directory.split(split)
   mean_ops = shards.total_sizes['ops'] / max(shards.records, 1)
-  graphs = datasets.load(directory, split, configs_per_module=CHUNK, chunked=True)
+  options = batching.BatchOptions(batch_size=max(1, int(_OPS_PER_BATCH / max(mean_ops, 1))), configs_per_module=CHUNK,
+                                  shapes=1 if scorer.static_shapes else None)
   with datasets.damage_explained(directory):
-    yield from _score(scorer, graphs, batch_size=max(1, int(_OPS_PER_BATCH / max(mean_ops, 1))))
+    yield from _score(scorer, batching.batches(directory, split, options, epochs=1, chunked=True, with_ids=True))
 
 
 def score_module(scorer: Scorer, module: module_lib.Module) -> ScoredModule:
@@ -97,22 +136,25 @@ def score_module(scorer: Scorer, module: module_lib.Module) -> ScoredModule:
   if not module.num_configs:
     raise errors.InputError('no config to score', where=module.module_id, found='a program without configs',
                             expected='at least one config')
-  graphs = datasets.of_module(module, configs_per_module=CHUNK)
-  (scored,) = _score(scorer, graphs, batch_size=1)
+  (scored,) = _score(scorer, batching.of_module(module, configs_per_module=CHUNK, with_ids=True))
   return scored
 
 
-def _score(scorer: Scorer, graphs: tf.data.Dataset, *, batch_size: int) -> Iterator[ScoredModule]:
+def _score(scorer: Scorer, batches: tf.data.Dataset) -> Iterator[ScoredModule]:
   columns = ('config_id', 'config_runtime', 'config_runtime_normalizer')
   collected: dict[bytes, dict[str, list[np.ndarray]]] = collections.defaultdict(lambda: collections.defaultdict(list))
-  for graph in datasets.batch(graphs, batch_size, drop_remainder=False).prefetch(tf.data.AUTOTUNE):
-    context = graph.context.features
-    values = {name: context[name].numpy() for name in columns if name in context}
-    values['score'] = scorer(datasets.without_strings(graph)).numpy()
-    for i, module_id in enumerate(context['module_id'].numpy()):
-      real = values['config_id'][i] != datasets.PADDING
-      for name, value in values.items():
-        collected[module_id][name].append(value[i][real])
+  iterator = iter(batches)
+  while graphs := list(itertools.islice(iterator, scorer.replicas)):
+    scores = scorer([datasets.without_strings(graph) for graph in graphs])
+    for graph, score in zip(graphs, scores, strict=True):
+      context = graph.context.features
+      values = {'score': score, **{name: context[name].numpy() for name in columns if name in context}}
+      for i, module_id in enumerate(context['module_id'].numpy()):
+        real = values['config_id'][i] != datasets.PADDING
+        if not real.any():  # A component of padding.
+          continue
+        for name, value in values.items():
+          collected[module_id][name].append(value[i][real])
   for module_id in sorted(collected):
     arrays = {name: np.concatenate(parts) for name, parts in collected[module_id].items()}
     order = np.argsort(arrays['config_id'], kind='stable')  # Several records share a module's configs out.

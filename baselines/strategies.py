@@ -1,14 +1,17 @@
-"""Where to train: TPU, several GPUs, or one device."""
+"""Where to train: TPU, several GPUs, several machines, or one device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+import json
+import os
 
 import tensorflow as tf
 
 from tpu_graphs import errors
 
-STRATEGIES = ('auto', 'tpu', 'mirrored', 'one_device')
+STRATEGIES = ('auto', 'tpu', 'mirrored', 'multi_worker', 'one_device')
+_CLUSTER = 'TF_CONFIG'
 _LOCAL_TPUS = ('', 'local')
 
 
@@ -16,7 +19,8 @@ def make(name: str, *, tpu: str | None, paths: Mapping[str, str]) -> tf.distribu
   """Makes a distribution strategy.
 
   Args:
-    name: 'tpu', 'mirrored' (all GPUs, or the logical CPU devices), 'one_device', or 'auto': TPU if `tpu` is given, else
+    name: 'tpu', 'mirrored' (all GPUs, or the logical CPU devices), 'multi_worker' (all GPUs, or the CPU, of each
+      machine that the environment variable TF_CONFIG names), 'one_device', or 'auto': TPU if `tpu` is given, else
       mirrored if there are several GPUs, else one device.
     tpu: name or address of a TPU; '' or 'local' for that of a TPU VM.
     paths: flag -> path that the devices' hosts read or write.
@@ -32,21 +36,61 @@ def make(name: str, *, tpu: str | None, paths: Mapping[str, str]) -> tf.distribu
                             expected='--strategy=tpu or auto')
   if name == 'tpu':
     return _tpu(tpu or '', paths)
+  if name == 'multi_worker':
+    _check_cluster()
+    return tf.distribute.MultiWorkerMirroredStrategy()
   if name == 'mirrored':
     devices = tf.config.list_logical_devices('GPU') or tf.config.list_logical_devices('CPU')
     return tf.distribute.MirroredStrategy([device.name for device in devices])
   return tf.distribute.OneDeviceStrategy('/gpu:0' if tf.config.list_logical_devices('GPU') else '/cpu:0')
 
 
+def _check_cluster() -> None:
+  text = os.environ.get(_CLUSTER, '')
+  try:
+    content = json.loads(text)
+    _ = content['cluster'][content['task']['type']][content['task']['index']]
+  except (LookupError, TypeError, ValueError) as error:
+    raise errors.InputError(
+        'no cluster to train on', where=_CLUSTER, found=repr(text),
+        expected='{"cluster": {"worker": [ADDRESS:PORT, ...]}, "task": {"type": "worker", "index": N}}') from error
+
+
 def _tpu(tpu: str, paths: Mapping[str, str]) -> tf.distribute.Strategy:
   if tpu not in _LOCAL_TPUS:
-    for flag, path in paths.items():
-      if not path.startswith('gs://'):
-        raise errors.InputError('local path given to a remote TPU', where=flag, found=path, expected='a path on gs://',
-                                fix='copy it there, or use --tpu=local on a TPU VM')
+    local = {flag: path for flag, path in paths.items() if not path.startswith('gs://')}
+    if local:
+      raise errors.InputError('local path given to a remote TPU', where=' and '.join(local),
+                              found=' and '.join(local.values()), expected='paths on gs://',
+                              fix='copy it there, or use --tpu=local on a TPU VM')
   try:
-    resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect(tpu=tpu)
+    resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
+    tf.config.experimental_connect_to_cluster(resolver)
+    tf.tpu.experimental.initialize_tpu_system(resolver)
   except (ValueError, tf.errors.OpError) as error:
     raise errors.InputError('TPU not found', where='--tpu', found=f'{tpu or "local"} ({" ".join(str(error).split())})',
                             fix='check the name, or choose another --strategy') from error
   return tf.distribute.TPUStrategy(resolver)
+
+
+def is_chief(strategy: tf.distribute.Strategy) -> bool:
+  """Whether this process writes what all workers of a cluster have in common."""
+  if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+    return True
+  resolver = strategy.cluster_resolver
+  first = 'chief' if 'chief' in resolver.cluster_spec().jobs else 'worker'
+  return (resolver.task_type, resolver.task_id) == (first, 0)
+
+
+def wait_for_all(strategy: tf.distribute.Strategy) -> None:
+  """Returns once all workers of a cluster have come here."""
+  if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+    strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(lambda: tf.constant(1.0)), axis=None).numpy()
+
+
+def num_inputs(strategy: tf.distribute.Strategy) -> int:
+  """Number of hosts that read input, each for its own replicas."""
+  if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+    jobs = strategy.cluster_resolver.cluster_spec().as_dict()
+    return sum(len(jobs.get(name, ())) for name in ('chief', 'worker'))
+  return strategy.extended.num_hosts if isinstance(strategy, tf.distribute.TPUStrategy) else 1

@@ -57,7 +57,7 @@ def run(kind, folder):
   out = str(folder / 'run')
   train.train(data=str(folder / 'data'), out=out, progress=lambda _: None,
               model=models.ModelOptions(models.DEFAULT_MODEL[kind], kind, parts.PartOptions(4, 1, 3)),
-              options=train.TrainOptions(epochs=2, batch_size=2, configs_per_module=4, static_shapes=True))
+              options=train.TrainOptions(epochs=2, batch_size=2, configs_per_module=4, shapes=1))
   return out
 
 

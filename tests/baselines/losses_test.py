@@ -3,13 +3,15 @@
 import functools
 import math
 
+import hypothesis
+from hypothesis import strategies as st
 import numpy as np
 import pytest
 import scipy.special
 import tensorflow as tf
-import tensorflow_ranking as tfr
 
 from baselines import losses
+from tpu_graphs import compat
 from tpu_graphs import errors
 from tpu_graphs import metrics
 
@@ -20,6 +22,11 @@ def _naive_list_mle(runtimes, scores):
 
 def _naive_pairwise_hinge(runtimes, scores):
   return np.mean([max(0, 1 - (scores[j] - scores[i]))
+                  for i in range(len(scores)) for j in range(len(scores)) if runtimes[i] < runtimes[j]])
+
+
+def _naive_pairwise_logistic(runtimes, scores):
+  return np.mean([np.logaddexp(0, scores[i] - scores[j])
                   for i in range(len(scores)) for j in range(len(scores)) if runtimes[i] < runtimes[j]])
 
 
@@ -44,7 +51,8 @@ def _naive_mse(runtimes, scores):
   return np.mean(((logs - logs.mean()) / logs.std() - scores) ** 2)
 
 
-_ORACLES = {'list_mle': _naive_list_mle, 'pairwise_hinge': _naive_pairwise_hinge, 'softmax': _naive_softmax,
+_ORACLES = {'list_mle': _naive_list_mle, 'pairwise_hinge': _naive_pairwise_hinge,
+            'pairwise_logistic': _naive_pairwise_logistic, 'softmax': _naive_softmax,
             'approx_ndcg': _naive_approx_ndcg, 'mse': _naive_mse}
 # Losses that look only at the order of runtimes.
 _BY_ORDER = [name for name in _ORACLES if name != 'mse']
@@ -105,6 +113,29 @@ def test_equals_the_oracle_where_some_are_unmeasured(name, size):
   assert np.count_nonzero(np.delete(gradient[0], places)) == 0
 
 
+@st.composite
+def _modules(draw):
+  """Runtimes [K] with ties and unmeasured ones, two of them different; scores [K] with ties."""
+  size = draw(st.integers(2, 12))
+  start = draw(st.sampled_from([1, 910_876_401, 2**60]))
+  runtimes = draw(st.lists(st.sampled_from([-1, *range(start, start + 4)]), min_size=size, max_size=size))
+  hypothesis.assume(len(set(runtimes) - {-1}) > 1)
+  return np.array(runtimes), np.array(draw(st.lists(st.integers(-64, 64), min_size=size, max_size=size))) / 16
+
+
+@each_loss
+@hypothesis.given(module=_modules())
+@hypothesis.settings(deadline=None, max_examples=30)
+def test_equals_the_oracle_at_any_ties_and_unmeasured_configs(name, module):
+  runtimes, scores = module
+  measured = runtimes > 0
+  value, gradient = _compute(name, [runtimes], [scores])
+  np.testing.assert_allclose(value, [_ORACLES[name](runtimes[measured], scores[measured])], rtol=1e-4, atol=1e-5)
+  assert np.count_nonzero(gradient[0][~measured]) == 0
+  if name in _BY_ORDER:
+    np.testing.assert_allclose(gradient.sum(), 0, atol=1e-5)  # A common offset of scores changes nothing.
+
+
 def test_hand_worked():
   # Scores of the faster and the slower config are 0 and log(3): of two, the faster is drawn first with 3/4.
   value, gradient = _compute('list_mle', [[10, 20]], [[0, math.log(3)]])
@@ -114,6 +145,10 @@ def test_hand_worked():
   value, gradient = _compute('pairwise_hinge', [[10, 20, 30]], [[0, 2, 0.5]])
   np.testing.assert_allclose(value, [(0 + 0.5 + 2.5) / 3], rtol=1e-6)
   np.testing.assert_allclose(gradient, [[1 / 3, 1 / 3, -2 / 3]], rtol=1e-6)
+  # One pair, whose right order has the odds 3 : 1; equal scores have odds 1 : 1, and a gradient.
+  value, gradient = _compute('pairwise_logistic', [[10, 20], [10, 20]], [[0, math.log(3)], [5, 5]])
+  np.testing.assert_allclose(value, [-math.log(3 / 4), math.log(2)], rtol=1e-6)
+  np.testing.assert_allclose(gradient, [[1 / 4, -1 / 4], [1 / 2, -1 / 2]], rtol=1e-6)
   # Ranks 1, 2, 2 give shares of 1/2, 1/4, 1/4; equal scores give each 1/3.
   value, gradient = _compute('softmax', [[10, 20, 20]], [[5, 5, 5]])
   np.testing.assert_allclose(value, [math.log(3)], rtol=1e-6)
@@ -127,7 +162,7 @@ def test_hand_worked():
 def test_list_mle_equals_that_of_tf_ranking_where_that_one_is_right():
   rng = np.random.default_rng(0)
   runtimes, scores = np.stack([rng.permutation(20) for _ in range(4)]) + 1, rng.normal(size=(4, 20)).astype(np.float32)
-  loss = tfr.keras.losses.ListMLELoss(reduction=tf.keras.losses.Reduction.NONE)
+  loss = compat.ranking_losses().ListMLELoss(reduction=tf.keras.losses.Reduction.NONE)
   expected = tf.reshape(loss(20. - runtimes, -scores), [4]) / 20
   np.testing.assert_allclose(losses.list_mle(runtimes, scores), expected, rtol=1e-5)
 
@@ -232,6 +267,23 @@ def test_scores_of_other_dtypes_are_computed_in_float32(name, dtype):
 
 
 @each_loss
+def test_computes_in_float32_under_mixed_bfloat16(name):
+  runtimes, scores = _random_module(0, 64)
+  rounded = tf.cast(scores[np.newaxis], tf.bfloat16)
+  expected, expected_gradient = _compute(name, [runtimes], tf.cast(rounded, tf.float32))
+  before = tf.keras.mixed_precision.global_policy()
+  tf.keras.mixed_precision.set_global_policy('mixed_bfloat16')
+  try:
+    step = tf.function(functools.partial(_value_and_gradient, losses.LOSSES[name]), jit_compile=True)
+    value, gradient = step(tf.constant(runtimes[np.newaxis]), rounded)
+  finally:
+    tf.keras.mixed_precision.set_global_policy(before)
+  assert (value.dtype, gradient.dtype) == (tf.float32, tf.bfloat16)
+  np.testing.assert_allclose(value, expected, rtol=1e-5)
+  np.testing.assert_allclose(tf.cast(gradient, tf.float32), expected_gradient, rtol=1e-2, atol=1e-6)
+
+
+@each_loss
 @pytest.mark.parametrize('runtimes', [
     pytest.param([5, -1, -1], id='one config'), pytest.param([5, 5, 5], id='equal runtimes'),
     pytest.param([5, -1, 5], id='equal runtimes and padding'), pytest.param([-1, -1, -1], id='nothing measured')])
@@ -239,10 +291,12 @@ def test_nothing_to_learn_is_0_and_left_out_of_the_mean(name, runtimes):
   batch, scores = [runtimes, [10, 20, 30]], [[1, 2, 1000], [3, 2, 1]]
   value, gradient = _compute(name, batch, scores)
   alone, gradient_alone = _compute(name, batch[1:], scores[1:])
-  np.testing.assert_array_equal(value, [0, *alone])
-  np.testing.assert_array_equal(gradient, [[0, 0, 0], *gradient_alone])
+  assert value[0] == 0
+  assert np.count_nonzero(gradient[0]) == 0
+  np.testing.assert_allclose(value[1:], alone, rtol=1e-6)  # Where an entry stands in memory may change its last bit.
+  np.testing.assert_allclose(gradient[1:], gradient_alone, rtol=1e-6, atol=1e-7)
   total, count = losses.sum_over_modules(tf.constant(value), tf.constant(batch, tf.int64))
-  assert (total.numpy(), count.numpy()) == (alone[0], 1)
+  assert (total.numpy(), count.numpy()) == (value[1], 1)
 
 
 @each_loss
@@ -296,6 +350,9 @@ def test_runtimes_that_tie_in_floats_keep_their_order(name, start):
 def test_mse_of_runtimes_that_hardly_differ():
   value = tf.function(losses.mse, jit_compile=True)(np.array([[2**60, 2**60 + 1]]), np.array([[-1., 3.]]))
   np.testing.assert_allclose(value, [(0 + 4) / 2], rtol=1e-5)
+  runtimes = np.array([0, 0, 0, 0, 0, 1, 1, 3, 3]) + 2**60  # Relative differences of 1e-18.
+  value, _ = _compute('mse', [runtimes], [np.zeros(9)])
+  np.testing.assert_allclose(value, [1], rtol=1e-5)
 
 
 @pytest.mark.parametrize('start', [1, 910_876_401, 10**15])
@@ -369,7 +426,8 @@ def test_parse_loss(text, weights):
 
 
 @pytest.mark.parametrize(('text', 'message'), [
-    ('listmle', "unknown loss: found 'listmle', expected one of list_mle, pairwise_hinge, softmax, approx_ndcg, mse"),
+    ('listmle', "unknown loss: found 'listmle', expected one of list_mle, pairwise_hinge, pairwise_logistic, "
+     'softmax, approx_ndcg, mse'),
     ('', "unknown loss: found ''"), ('mse,', "unknown loss: found ''"),
     ('mse:1,mse:2', "named twice: .*'mse' once"), ('mse:', "not a number: found 'mse:'"), ('mse:1:2', 'not a number'),
     ('mse:big', "not a number: found 'mse:big'"), ('mse:0', 'out of range: found mse:0.0, expected a positive number'),

@@ -5,11 +5,13 @@ import json
 import shutil
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from baselines import checkpoints
 from baselines import models
 from baselines import runs
 from baselines import scoring
@@ -44,7 +46,7 @@ def case(request, tmp_path_factory):
   model = models.build(options, statistics.parse(content))
   writer = runs.Writer(str(folder / 'run'), config={'note': 'π'}, options=options, model=model, statistics=content,
                        overwrite=False)
-  writer.add_epoch({'epoch': 1, 'loss': 0.123456789, 'valid_opa': None})
+  writer.write_history([{'epoch': 1, 'loss': 0.123456789, 'valid_opa': None}])
   writer.save(1)
   return _Case(str(folder / 'run'), model, options, str(folder / 'a.npz'))
 
@@ -182,6 +184,76 @@ def test_run_that_died_before_its_first_epoch_can_be_repeated(case, tmp_path):
   _write(tmp_path / 'run', case)
   _write(tmp_path / 'run', case).save(1)
   assert runs.load(str(tmp_path / 'run')).options == case.options
+
+
+def _save_state(path):
+  checkpoints.States(str(path / runs.STATE_NAME), checkpoints.Progress(), weight=tf.Variable(1.0)).save()
+
+
+def test_run_with_a_state_is_interrupted(case, tmp_path):
+  path = tmp_path / 'run'
+  assert not runs.is_interrupted(str(path))
+  _write(path, case)
+  assert not runs.is_interrupted(str(path))
+  _save_state(path)
+  assert runs.is_interrupted(str(path))
+  with pytest.raises(errors.InputError, match='--overwrite'):
+    _write(path, case)
+  _write(path, case, overwrite=True)
+  assert not (path / runs.STATE_NAME).exists()
+
+
+def test_interrupted_run_goes_on_with_the_same_options_only(case, damaged):
+  _save_state(damaged)
+  (damaged / runs.TENSORBOARD_NAME).mkdir()
+  config = json.loads((damaged / runs.CONFIG_NAME).read_text())
+
+  def go_on(**over):
+    runs.Writer(str(damaged), **{'config': {'note': 'π'}, 'options': case.options, 'model': case.model, 'goes_on': True,
+                                 'statistics': {}, 'overwrite': False, **over})
+
+  with pytest.raises(errors.InputError, match='interrupted run had other options: found note=None, expected note=π'):
+    go_on(config={})
+  parts_ = dataclasses.replace(case.options.parts, hidden=5)
+  with pytest.raises(errors.InputError, match=r'found model.parts.hidden=5, expected model.parts.hidden=4;'):
+    go_on(options=dataclasses.replace(case.options, parts=parts_))
+  assert json.loads((damaged / runs.CONFIG_NAME).read_text()) == config
+  go_on(config={'note': 'π', 'versions': {'tensorflow': 'another'}})  # May differ.
+  assert runs.is_interrupted(str(damaged))
+  assert (damaged / runs.HISTORY_NAME).exists()
+
+
+def test_worker_that_is_not_the_chief_writes_nothing(case, tmp_path):
+  writer = runs.Writer(str(tmp_path / 'run'), config={}, options=case.options, model=case.model, statistics={},
+                       overwrite=True, is_chief=False)
+  writer.write_history([{'epoch': 1}])
+  writer.save(1)
+  writer.summary().close()
+  assert list((tmp_path / 'run').iterdir()) == []
+
+
+@pytest.mark.parametrize('name', [runs.METRICS_NAME, runs.PER_MODULE_NAME, runs.RANKINGS_NAME, runs.LISTED_NAME,
+                                  runs.REPORT_NAME, 'report.json', '.report.html.partial'])
+def test_results_of_an_evaluation_are_replaced_with_the_run(damaged, case, name):
+  (damaged / 'valid').mkdir()
+  (damaged / 'valid' / name).write_text('?')
+  _write(damaged, case, overwrite=True)
+  assert not (damaged / 'valid').exists()
+
+
+@pytest.mark.parametrize('data, trained', [({'keep_hops': 2, 'rest': 'drop'}, {}),
+                                           ({'keep_hops': 2, 'rest': 'drop'}, {'keep_hops': 2, 'rest': 'summary'}),
+                                           ({'keep_hops': None, 'rest': None}, {'keep_hops': 0, 'rest': 'drop'})])
+def test_data_reduced_in_another_way_than_those_of_the_run_are_refused(damaged, case, data, trained):
+  def directory(options):
+    manifest = types.SimpleNamespace(choices=feature_choices.PUBLISHED, options=options)
+    return types.SimpleNamespace(path='DATA', kind=case.options.kind, manifest=manifest)
+
+  config = json.loads((damaged / runs.CONFIG_NAME).read_text())
+  (damaged / runs.CONFIG_NAME).write_text(json.dumps({**config, 'data': {'options': trained}}))
+  with pytest.raises(errors.InputError, match='DATA: graphs reduced in another way: found keep_hops='):
+    runs.load_for(str(damaged), directory(data))
+  assert runs.load_for(str(damaged), directory(trained)).options == case.options
 
 
 @pytest.mark.parametrize('overwrite', [False, True])

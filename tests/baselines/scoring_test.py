@@ -45,10 +45,15 @@ def modules(folder, kind, directory):
 
 
 @pytest.fixture(scope='session')
-def scorer(kind, directory):
+def model(kind, directory):
   tf.keras.utils.set_random_seed(0)
   options = models.ModelOptions(models.DEFAULT_MODEL[kind], kind, _PARTS)
-  return scoring.make_scorer(models.build(options, statistics.parse(directory.statistics)), kind)
+  return models.build(options, statistics.parse(directory.statistics))
+
+
+@pytest.fixture(scope='session')
+def scorer(kind, model):
+  return scoring.make_scorer(model, kind)
 
 
 def test_split_holds_each_module_once_and_whole(directory, modules, scorer):
@@ -79,7 +84,24 @@ def test_scorer_is_traced_once(directory, modules, scorer):
   list(scoring.score_split(scorer, directory, 'train'))
   for module in modules.values():
     scoring.score_module(scorer, module)
-  assert scorer.experimental_get_tracing_count() == 1
+  assert scorer.function.experimental_get_tracing_count() == 1
+
+
+def test_static_shapes_give_the_same_scores(kind, directory, model, scorer):
+  shapes = set()
+
+  def model_seeing(graph):
+    shapes.update(spec.shape for spec in tf.nest.flatten(graph.spec, expand_composites=True))
+    return model(graph)
+
+  static = scoring.make_scorer(model_seeing, kind, strategy=tf.distribute.OneDeviceStrategy('/cpu:0'),
+                               static_shapes=True)
+  results = list(scoring.score_split(static, directory, 'train'))
+  assert static.function.experimental_get_tracing_count() == 1
+  assert all(shape.is_fully_defined() for shape in shapes)
+  for result, expected in zip(results, scoring.score_split(scorer, directory, 'train'), strict=True):
+    np.testing.assert_allclose(result.score, expected.score, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(result.config_id, expected.config_id)
 
 
 def test_module_without_config_is_refused(modules, scorer):
@@ -89,9 +111,10 @@ def test_module_without_config_is_refused(modules, scorer):
 
 @pytest.mark.parametrize('value', [np.nan, np.inf])
 def test_score_that_is_not_finite_names_the_module(directory, modules, value):
-  def scorer(graph):
+  def model(graph):
     return tf.fill(tf.shape(graph.context['config_id']), np.float32(value))
 
+  scorer = scoring.make_scorer(model, directory.kind)
   with pytest.raises(errors.InputError, match='module failed'):
     list(scoring.score_split(scorer, directory, 'train'))
   with pytest.raises(errors.InputError, match='module one'):

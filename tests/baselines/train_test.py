@@ -1,18 +1,26 @@
-"""Tests of baselines.train: it learns, repeats itself, does the same on several devices, and refuses in one line."""
+"""Tests of baselines.train: it learns, goes on where it was stopped as if it had not been, and refuses in one line."""
 
 import csv
+import dataclasses
 import os
+import re
+import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from baselines import checkpoints
+from baselines import interrupts
 from baselines import models
 from baselines import runs
 from baselines import scoring
 from baselines import train
+from baselines import training
 from baselines.models import parts
 from tests import testing
 from tpu_graphs import cli
@@ -21,22 +29,8 @@ from tpu_graphs import errors
 from tpu_graphs import metrics
 
 _PARTS = parts.PartOptions(hidden=8, layers=1, opcode_embedding=4)
-# Adding a constant to all scores changes no loss by order, so that Adam makes random steps for the last bias out of
-# what is rounded off. With some mse each weight has a gradient, and weights can be compared.
-_LOSS = 'list_mle:1,mse:1'
-_CPU = tf.distribute.OneDeviceStrategy('/cpu:0')
-
-
-def _planted(kind, n, c, seed):
-  """A module whose runtimes grow with one column of its configs."""
-  if kind == 'tile':
-    arrays = testing.tile_arrays(n=n, c=c, seed=seed)
-    order = arrays['config_feat'][:, 3]
-  else:
-    arrays = testing.layout_arrays(n=n, c=c, nc=2, seed=seed)
-    order = arrays['node_config_feat'][:, :, 0].sum(1)
-  arrays['config_runtime'] = (10_000 + 1000 * order).astype(np.int64)
-  return arrays
+_TIMES = ('steps_per_second', 'configs_per_second')
+_planted = testing.planted_arrays
 
 
 def _unmeasured(kind, n, c, seed):
@@ -47,8 +41,8 @@ def _options(**over):
   return train.TrainOptions(**{'epochs': 3, 'batch_size': 4, 'configs_per_module': 8, **over})
 
 
-def _model(kind):
-  return models.ModelOptions(models.DEFAULT_MODEL[kind], kind, _PARTS)
+def _model(kind, name=None):
+  return models.ModelOptions(name or models.DEFAULT_MODEL[kind], kind, _PARTS)
 
 
 @pytest.fixture(scope='session')
@@ -92,7 +86,7 @@ def test_planted_order_is_learned(kind, data, tmp_path):
 
 
 def test_checkpoint_holds_the_best_epoch(kind, data, trained):
-  metric = train.SELECTION_METRIC[kind]
+  metric = training.SELECTION_METRIC[kind]
   values = [float(row[f'valid_{metric}']) for row in _history(trained)]
   assert len(values) == 3
   (checkpoint,) = [name for name in os.listdir(os.path.join(trained.path, 'checkpoint')) if name.endswith('.index')]
@@ -107,112 +101,276 @@ def test_run_tells_how_it_came_about(data, trained):
   assert trained.config['versions']['tensorflow'] == tf.__version__
 
 
-def test_same_seed_gives_the_same_run(kind, data, trained, tmp_path):
-  def without_time(run):
-    return [{name: value for name, value in row.items() if name != 'steps_per_second'} for row in _history(run)]
+def _without_times(run):
+  return [{name: value for name, value in row.items() if name not in _TIMES} for row in _history(run)]
 
+
+def _assert_same(run, expected):
+  """Checks that two runs learned the same, bit by bit."""
+  assert _without_times(run) == _without_times(expected)
+  for weight, other in zip(run.model.weights, expected.model.weights, strict=True):
+    np.testing.assert_array_equal(weight, other)
+
+
+def test_same_seed_gives_the_same_run(kind, data, trained, tmp_path):
   again = train.train(data=data, out=str(tmp_path / 'again'), model=_model(kind),
                       options=_options(learning_rate=0.05))
-  assert without_time(again) == without_time(trained)
-  for weight, expected in zip(again.model.weights, trained.model.weights, strict=True):
-    np.testing.assert_array_equal(weight, expected)
+  _assert_same(again, trained)
 
 
-def test_seed_changes_the_weights(kind, data):
-  first, second = (train.Trainer(_model(kind), _options(seed=seed), _CPU, directory=datasets.open_directory(data))
-                   for seed in (0, 1))
-  assert not np.allclose(first.model.trainable_variables[0], second.model.trainable_variables[0])
+def test_history_tells_of_each_epoch(kind, trained):
+  rows = _history(trained)
+  k = metrics.TOP_KS[kind][1]
+  assert list(rows[0]) == ['epoch', 'loss', f'valid_{training.SELECTION_METRIC[kind]}', f'valid_top_{k}_error',
+                           'learning_rate', *_TIMES]
+  assert [row['epoch'] for row in rows] == ['1', '2', '3']
+  rates = [float(row['learning_rate']) for row in rows]
+  assert 0.05 > rates[0] > rates[1] > rates[2]
+  assert all(float(row[name]) > 0 for row in rows for name in _TIMES)
 
 
-def _steps(kind, data, count, **options):
-  """Losses and weights after `count` steps."""
-  trainer = train.Trainer(_model(kind), _options(**options), _CPU, directory=datasets.open_directory(data))
-  batches = iter(trainer.batches)
-  losses = [float(trainer.step(next(batches))) for _ in range(count)]
-  return losses, [weight.numpy() for weight in trainer.model.weights], trainer
+def test_curves_for_tensorboard(kind, trained):
+  (path,) = tf.io.gfile.glob(os.path.join(trained.path, runs.TENSORBOARD_NAME, 'events.*'))
+  curves = {}
+  for event in tf.compat.v1.train.summary_iterator(path):
+    for value in event.summary.value:
+      curves.setdefault(value.tag, []).append((event.step, float(tf.make_ndarray(value.tensor))))
+  assert {'loss', 'learning_rate', 'gradient_norm', f'valid/{training.SELECTION_METRIC[kind]}'} <= curves.keys()
+  losses = [float(row['loss']) for row in _history(trained)]
+  assert [value for _, value in curves['loss']] == pytest.approx(losses, rel=1e-5)
+  steps = [step for step, _ in curves['loss']]
+  assert len(set(steps)) == 3
+  assert steps == sorted(steps)
+
+
+def test_finished_run_leaves_no_state(trained):
+  assert sorted(os.listdir(trained.path)) == sorted([
+      runs.CONFIG_NAME, runs.STATISTICS_NAME, runs.HISTORY_NAME, 'checkpoint', runs.TENSORBOARD_NAME])
+
+
+class _Killed(BaseException):
+  """As if the process had been killed."""
+
+
+@pytest.fixture
+def at_call(monkeypatch):
+  """Sets what happens before a call for steps, by its number."""
+  def happen(number, action):
+    calls = []
+
+    def counted(self, batches, count):
+      calls.append(count)
+      if len(calls) == number:
+        action()
+      return take(self, batches, count)
+
+    monkeypatch.setattr(training.Trainer, 'take', counted)
+
+  take = training.Trainer.take
+  return happen
+
+
+@pytest.fixture(scope='session')
+def tile_data(tmp_path_factory):
+  """For what does not depend on the kind: three steps of two modules in an epoch."""
+  return testing.convert_arrays(tmp_path_factory.mktemp('train'), 'tile', {
+      **{f'train/m{i}': _planted('tile', 3, 12, i) for i in range(6)},
+      'valid/v': _planted('tile', 4, 12, 12), 'valid/w': _planted('tile', 3, 12, 13)})
+
+
+@pytest.fixture(scope='session')
+def arguments(tile_data):
+  """Of a small training with all that has a state of its own."""
+  return {'data': tile_data, 'model': _model('tile', 'MLP'), 'steps_per_call': 1, 'checkpoint_minutes': 0,
+          'options': _options(batch_size=2, ema=0.5, weight_decay=0.01, warmup=0.2, learning_rate=0.05)}
+
+
+@pytest.fixture(scope='session')
+def unbroken(arguments, tmp_path_factory):
+  return train.train(**arguments, out=str(tmp_path_factory.mktemp('unbroken') / 'run'))
+
+
+@pytest.fixture(scope='session')
+def killed(arguments, tmp_path_factory):
+  """A training that was killed after the first step of its second epoch."""
+  def take(self, batches, count):
+    calls.append(count)
+    if len(calls) == 5:
+      raise _Killed
+    return original(self, batches, count)
+
+  calls, original = [], training.Trainer.take
+  out = tmp_path_factory.mktemp('killed') / 'run'
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(training.Trainer, 'take', take)
+    with pytest.raises(_Killed):
+      train.train(**arguments, out=str(out))
+  assert _states(out) == ['000002-00000000', '000002-00000001']
+  return out
+
+
+@pytest.fixture
+def stopped(killed, tmp_path):
+  """A copy of it."""
+  return shutil.copytree(killed, tmp_path / 'run')
+
+
+def _states(out):
+  return checkpoints.stored(str(out / runs.STATE_NAME))
+
+
+def test_killed_training_goes_on_as_if_it_had_not_been(arguments, unbroken, stopped):
+  lines = []
+  run = train.train(**arguments, out=str(stopped), progress=lines.append)
+  assert 'going on at epoch 2, after step 1' in lines
+  _assert_same(run, unbroken)
+  assert not (stopped / runs.STATE_NAME).exists()
+
+
+def test_signal_saves_the_state(arguments, unbroken, tmp_path, at_call):
+  out = tmp_path / 'run'
+  rarely = {**arguments, 'checkpoint_minutes': 1000}
+  at_call(5, lambda: os.kill(os.getpid(), signal.SIGTERM))
+  with pytest.raises(interrupts.Interrupted):
+    train.train(**rarely, out=str(out))
+  assert _states(out) == ['000002-00000000', '000002-00000002']
+  _assert_same(train.train(**rarely, out=str(out)), unbroken)
+
+
+def test_signal_while_an_epoch_is_judged(arguments, unbroken, tmp_path, monkeypatch):
+  out = tmp_path / 'run'
+
+  def judge(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    raise AssertionError('the signal should have ended it')
+
+  with monkeypatch.context() as patch:
+    patch.setattr(scoring, 'score_split', judge)
+    with pytest.raises(interrupts.Interrupted):
+      train.train(**arguments, out=str(out))
+  assert _states(out)[-1] == '000001-00000003'
+  assert not (out / runs.HISTORY_NAME).exists()
+  _assert_same(train.train(**arguments, out=str(out)), unbroken)
+
+
+@pytest.mark.parametrize(('number', 'code'), [(signal.SIGTERM, train.PREEMPTED), (signal.SIGINT, cli.INTERRUPTED)])
+def test_exit_code_tells_of_the_signal(tile_data, tmp_path, monkeypatch, capsys, number, code):
+  def interrupted(**_):
+    raise interrupts.Interrupted(number)
+
+  monkeypatch.setattr(train, 'train', interrupted)
+  assert cli.main(['tpu-graphs', 'train', f'--data={tile_data}', f'--out={tmp_path}']) == code
+  assert capsys.readouterr().err == (
+      f'error: stopped by {number.name}, the state is saved; the same command goes on from it\n')
+
+
+def test_damaged_newest_state_is_passed_over(arguments, unbroken, stopped):
+  lines = []
+  newest = max((stopped / runs.STATE_NAME).glob('*.data-*'))
+  newest.write_bytes(newest.read_bytes()[:100])
+  run = train.train(**arguments, out=str(stopped), progress=lines.append)
+  assert any(line.startswith('warning: ') and 'damaged state' in line for line in lines)
+  assert 'going on at epoch 2, after step 0' in lines
+  _assert_same(run, unbroken)
+
+
+def test_only_damaged_states_are_an_error(arguments, stopped):
+  for path in (stopped / runs.STATE_NAME).glob('*.data-*'):
+    path.unlink()
+  error = _refusal(**arguments, out=str(stopped))
+  assert (error.reason, error.path) == ('no state of the interrupted run can be read', f'{stopped}/{runs.STATE_NAME}')
+  assert '--overwrite' in error.fix
+
+
+def test_other_options_than_those_of_the_interrupted_run(arguments, stopped):
+  before = _states(stopped)
+  other = {'options': dataclasses.replace(arguments['options'], learning_rate=0.5, seed=3),
+           'model': models.ModelOptions('MLP', 'tile', dataclasses.replace(_PARTS, hidden=9))}
+  error = _refusal(**{**arguments, **other}, out=str(stopped))
+  assert error.reason == 'interrupted run had other options'
+  assert error.found == 'model.parts.hidden=9, training.learning_rate=0.5, training.seed=3'
+  assert error.expected == 'model.parts.hidden=8, training.learning_rate=0.05, training.seed=0'
+  assert '--overwrite' in error.fix
+  assert _states(stopped) == before
+
+
+def test_training_stops_early(arguments, tmp_path):
+  out, lines = tmp_path / 'run', []
+  # With next to no learning rate the first epoch stays the best.
+  options = _options(epochs=9, patience=2, metric='top_1_error', learning_rate=1e-12)
+  run = train.train(**{**arguments, 'options': options}, out=str(out), progress=lines.append)
+  assert len(_history(run)) == 3
+  assert list(_history(run)[0])[2:4] == ['valid_top_1_error', 'valid_opa']
+  assert lines[-1] == 'no better epoch than 1 in 2: stopped early'
+  assert not (out / runs.STATE_NAME).exists()
+  (checkpoint,) = (out / 'checkpoint').glob('*.index')
+  assert checkpoint.name == 'ckpt-1.index'
+
+
+def test_loss_that_is_not_finite_names_its_modules(arguments, tmp_path, monkeypatch):
+  def spoiled(self, epoch, step):
+    ids = module_ids(self, epoch, step)
+    asked.append((epoch, step, ids))
+    return ids
+
+  asked, module_ids = [], training.Trainer.module_ids
+  monkeypatch.setattr(training.Trainer, 'module_ids', spoiled)
+  options = _options(batch_size=2, learning_rate=1e30)
+  error = _refusal(**{**arguments, 'options': options}, out=str(tmp_path / 'run'))
+  ((epoch, step, ((*names,),)),) = asked
+  assert (epoch, step) == (1, 1)
+  assert error.reason == 'loss not finite'
+  assert error.where.startswith('epoch 1, step 2, modules ')
+  assert error.where.endswith(', '.join(sorted(filter(None, names))))
+  assert '--learning_rate' in error.fix
+
+
+def test_gradient_that_is_not_finite_names_all_modules(arguments, tmp_path, monkeypatch):
+  monkeypatch.setattr(training.Trainer, 'take', lambda self, batches, count: training.Steps(
+      1, 0.5, 16, float('inf'), np.zeros(np.array(self.module_ids(1, 0)).shape)))
+  error = _refusal(**arguments, out=str(tmp_path / 'run'))
+  assert (error.reason, error.found) == ('gradient not finite', 'inf')
+  assert re.fullmatch(r'epoch 1, step 1, modules m\d, m\d', error.where)
+
+
+def test_best_epoch_outlives_a_loss_that_is_not_finite(arguments, tmp_path, at_call, monkeypatch):
+  def spoil():
+    for weight in built[0].trainable_variables:
+      weight.assign(tf.fill(weight.shape, np.nan))
+
+  built, build = [], models.build
+  monkeypatch.setattr(models, 'build', lambda *args: built.append(build(*args)) or built[-1])
+  at_call(5, spoil)
+  out = str(tmp_path / 'run')
+  error = _refusal(**arguments, out=out)
+  assert error.reason == 'loss not finite'
+  assert error.where.startswith('epoch 2, step 2, modules m')
+  assert 'this run keeps epoch 1, its best' in error.fix
+  monkeypatch.undo()
+  assert np.isfinite(_judged(runs.load(out), arguments['data'], 'valid')['opa'])
 
 
 @pytest.mark.slow
-def test_static_shapes_train_the_same(kind, data):
-  losses, weights, _ = _steps(kind, data, 5, loss=_LOSS)
-  static_losses, static_weights, trainer = _steps(kind, data, 5, loss=_LOSS, static_shapes=True)
-  specs = tf.nest.flatten(trainer.batches.element_spec, expand_composites=True)
-  assert all(spec.shape.is_fully_defined() and spec.dtype != tf.string for spec in specs)
-  assert trainer._gradients.experimental_get_tracing_count() == 1
-  np.testing.assert_allclose(static_losses, losses, rtol=1e-4)
-  for weight, expected in zip(static_weights, weights, strict=True):
-    np.testing.assert_allclose(weight, expected, rtol=1e-4, atol=1e-4)
-
-
-_TWO_DEVICES = """
-import sys
-import numpy as np
-import tensorflow as tf
-cpu = tf.config.list_physical_devices('CPU')[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-from baselines import models, strategies, train
-from baselines.models import parts
-from tpu_graphs import datasets
-kind, data, static = sys.argv[1], datasets.open_directory(sys.argv[2]), sys.argv[3] == 'True'
-options = train.TrainOptions(epochs=3, batch_size=4, configs_per_module=8, static_shapes=static, loss=sys.argv[4])
-model = models.ModelOptions(models.DEFAULT_MODEL[kind], kind, parts.PartOptions(8, 1, 4))
-results = []
-for name, replicas in (('one_device', 1), ('mirrored', 2)):
-  strategy = strategies.make(name, tpu=None, paths={})
-  assert strategy.num_replicas_in_sync == replicas
-  trainer = train.Trainer(model, options, strategy, directory=data)
-  batches = iter(trainer.batches)
-  before = [weight.numpy() for weight in trainer.model.trainable_variables]
-  losses = [float(trainer.step(next(batches))) for _ in range(4)]
-  weights = [weight.numpy() for weight in trainer.model.weights]
-  assert any(np.abs(a - b.numpy()).max() > 1e-3 for a, b in zip(before, trainer.model.trainable_variables))
-  results.append((trainer.steps_per_epoch, losses, weights))
-(steps, losses, weights), (other_steps, other_losses, other_weights) = results
-assert steps == other_steps
-np.testing.assert_allclose(other_losses, losses, rtol=1e-5)
-for weight, other in zip(weights, other_weights):
-  np.testing.assert_allclose(other, weight, atol=1e-5)
-try:
-  train.Trainer(model, train.TrainOptions(batch_size=3), strategy, directory=data)
-except ValueError as error:
-  print(error)
-"""
-
-
-@pytest.mark.slow
-def test_two_devices_train_as_one(kind, data):
-  # Logical devices cannot be set once TensorFlow has started, so this needs a process of its own; one for each kind,
-  # of which the second also takes static shapes.
-  static = str(kind == 'layout')
-  process = subprocess.run([sys.executable, '-c', _TWO_DEVICES, kind, data, static, _LOSS], capture_output=True,
-                           text=True, check=False)
-  assert process.returncode == 0, process.stderr[-3000:]
-  assert 'batch size does not fit the devices' in process.stdout
-  assert 'found 3, expected a multiple of 2 replicas' in process.stdout
-
-
-def test_split_smaller_than_a_batch_still_trains(tmp_path, kind):
-  data = testing.convert_arrays(
-      tmp_path, kind, {'train/a': _planted(kind, 3, 12, 0), 'train/b': _planted(kind, 2, 3, 1)})
-  losses, _, trainer = _steps(kind, data, 2, batch_size=64)
-  assert trainer.steps_per_epoch == 1
-  assert min(losses) > 0
-
-
-def test_modules_that_teach_nothing_do_not_count(tmp_path, kind):
-  module = {'train/a': _planted(kind, 3, 8, 0)}
-  rest = {'train/single': _planted(kind, 3, 1, 1), 'train/unmeasured': _unmeasured(kind, 3, 9, 2),
-          'train/ties': {**_planted(kind, 3, 9, 3), 'config_runtime': np.full(9, 5000)}}
-  total = []
-  for name, sources in (('alone', module), ('together', {**module, **rest})):
-    (tmp_path / name).mkdir()
-    directory = datasets.open_directory(testing.convert_arrays(tmp_path / name, kind, sources))
-    trainer = train.Trainer(_model(kind), _options(), _CPU, directory=directory)
-    for weight in trainer.model.non_trainable_weights:  # The statistics of the two differ.
-      weight.assign(tf.ones_like(weight))
-    total.append(float(trainer.step(next(iter(trainer.batches)))))
-  assert total[0] > 0
-  assert total[1] == pytest.approx(total[0], rel=1e-5)
+def test_process_that_is_killed_and_then_preempted_goes_on(arguments, unbroken, tmp_path):
+  out, options = tmp_path / 'run', arguments['options']
+  changed = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)
+             if getattr(options, field.name) != field.default}
+  command = [sys.executable, '-m', 'baselines.train', f'--data={arguments["data"]}', f'--out={out}', '--model=MLP',
+             f'--hidden={_PARTS.hidden}', f'--layers={_PARTS.layers}', f'--opcode_embedding={_PARTS.opcode_embedding}',
+             '--steps_per_call=1', '--checkpoint_minutes=0', *(f'--{name}={value}' for name, value in changed.items())]
+  for number, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, train.PREEMPTED)):
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    before = _states(out)
+    while process.poll() is None and _states(out) == before:
+      time.sleep(0.02)
+    process.send_signal(number)
+    printed, error = process.communicate()
+    assert process.returncode == code, error
+    assert _states(out)
+  assert 'going on at epoch' in printed
+  assert error.count('\n') == 1
+  assert 'stopped by SIGTERM, the state is saved' in error
+  _assert_same(train.train(**arguments, out=str(out)), unbroken)
 
 
 def _refusal(**arguments):
@@ -227,15 +385,13 @@ def test_existing_run_is_refused(kind, data, trained):
   assert len(_history(trained)) == 3
 
 
-def test_run_that_died_before_its_first_epoch_can_be_repeated(kind, data, tmp_path):
-  class Stopped(Exception):
-    pass
-
+def test_run_that_died_before_its_first_epoch_can_be_repeated(tile_data, tmp_path):
   def stop(line):
-    raise Stopped(line)
+    raise _Killed(line)
 
-  arguments = {'data': data, 'out': str(tmp_path / 'run'), 'model': _model(kind), 'options': _options(epochs=1)}
-  with pytest.raises(Stopped):
+  arguments = {'data': tile_data, 'out': str(tmp_path / 'run'), 'model': _model('tile', 'MLP'),
+               'options': _options(epochs=1)}
+  with pytest.raises(_Killed):
     train.train(**arguments, progress=stop)
   assert os.path.exists(tmp_path / 'run' / runs.CONFIG_NAME)
   assert len(_history(train.train(**arguments))) == 1
@@ -283,48 +439,37 @@ def test_damaged_shard_is_named(kind, tmp_path):
   assert (error.reason, error.path) == ('damaged shard', str(shard))
 
 
-def test_loss_that_is_not_finite_is_an_error(kind, data, tmp_path):
-  error = _refusal(data=data, out=str(tmp_path / 'run'), model=_model(kind),
-                   options=_options(learning_rate=1e38))
-  assert error.reason in ('loss not finite', 'score not finite')
-
-
 @pytest.mark.parametrize(('flags', 'code', 'message'), [
     (['--loss=hinge'], 1, "unknown loss: found 'hinge'"), (['--model=GPT'], 2, 'model'),
+    (['--ema=1.5'], 2, 'ema'), (['--ema=1'], 1, '--ema: not a share'), (['--metric=loss'], 1, 'unknown metric'),
+    (['--packs=3'], 1, '--batch_size'), (['--oversize=drop'], 2, 'oversize'), (['--precision=float16'], 2, 'precision'),
+    (['--strategy=multi_worker'], 1, 'no cluster to train on'), (['--max_ops=1'], 1, 'modules too large'),
     (['--batch_size=0'], 2, 'batch_size'), (['--configs_per_module=1'], 2, 'configs_per_module'),
     (['--tpu=my-tpu'], 1, 'local path given to a remote TPU'), (['--data=nowhere'], 1, 'no dataset')])
-def test_wrong_flags_are_one_line(data, tmp_path, monkeypatch, capsys, flags, code, message):
+def test_wrong_flags_are_one_line(tile_data, tmp_path, monkeypatch, capsys, flags, code, message):
   def connect(tpu):
     raise AssertionError(f'connected to {tpu}')
 
-  monkeypatch.setattr(tf.distribute.cluster_resolver.TPUClusterResolver, 'connect', connect)
+  monkeypatch.setattr(tf.distribute.cluster_resolver, 'TPUClusterResolver', connect)
   out = tmp_path / 'run'
-  assert cli.main(['tpu-graphs', 'train', f'--data={data}', f'--out={out}', *flags]) == code
+  assert cli.main(['tpu-graphs', 'train', f'--data={tile_data}', f'--out={out}', *flags]) == code
   captured = capsys.readouterr()
   assert captured.err.count('\n') == 1
   assert message in captured.err
   assert not out.exists()
 
 
-def test_command_trains(data, tmp_path, capsys):
+def test_command_trains(tile_data, tmp_path, capsys):
   out = str(tmp_path / 'run')
   flags = ['--epochs=1', '--hidden=4', '--layers=0', '--opcode_embedding=2', '--model=MLP', '--loss=list_mle:1,mse:0.1']
-  assert cli.main(['tpu-graphs', 'train', f'--data={data}', f'--out={out}', *flags]) == 0
+  assert cli.main(['tpu-graphs', 'train', f'--data={tile_data}', f'--out={out}', *flags]) == 0
   assert f'wrote {out}' in capsys.readouterr().out
   assert runs.load(out).options.parts == parts.PartOptions(hidden=4, layers=0, opcode_embedding=2)
 
 
 @pytest.mark.parametrize('arrays', [{'c': 1}, {'c': 6, 'config_runtime': np.full(6, 5000)}])
-def test_nothing_to_learn_is_an_error(kind, tmp_path, arrays):
-  make = testing.tile_arrays if kind == 'tile' else testing.layout_arrays
-  data = testing.convert_arrays(tmp_path, kind, {'train/a': make(**arrays), 'train/b': make(n=3, seed=1, **arrays)})
-  error = _refusal(data=data, out=str(tmp_path / 'run'), options=_options(), progress=lambda line: None)
+def test_nothing_to_learn_is_an_error(tmp_path, arrays):
+  data = testing.convert_arrays(tmp_path, 'tile', {
+      'train/a': testing.tile_arrays(**arrays), 'train/b': testing.tile_arrays(n=3, seed=1, **arrays)})
+  error = _refusal(data=data, out=str(tmp_path / 'run'), model=_model('tile', 'MLP'), options=_options(epochs=1))
   assert (error.reason, error.path) == ('nothing to learn', data)
-
-
-@pytest.mark.parametrize('option', ['learning_rate', 'clip_norm'])
-@pytest.mark.parametrize('value', [0.0, -1.0, float('nan'), float('inf')])
-def test_numbers_that_cannot_train_are_refused(option, value):
-  with pytest.raises(errors.InputError, match='not a positive number') as info:
-    train.TrainOptions(**{option: value})
-  assert info.value.where == f'--{option}'
