@@ -22,6 +22,6 @@ cat <<EOF
 Done in $SECONDS s. All of this is synthetic data with a planted cost model. To look at:
   $DIR/data/tile/manifest.json          what the conversion wrote and left out
   $DIR/runs/tile/history.csv            loss and validation metrics per epoch
-  $DIR/runs/tile/valid/per_module.csv   metrics of each module
-  $DIR/runs/tile/valid/metrics.json     their means, beside those of a random ranking
+  $DIR/runs/tile/valid/report.html      how good the model is: open it in a browser
+  $DIR/runs/layout/valid/report.html    the same of the layout model
 EOF

@@ -16,7 +16,6 @@ import baselines  # noqa: F401  # Before TensorFlow, to quiet it.
 
 import collections
 from collections.abc import Iterator, Mapping, Sequence
-import contextlib
 import os
 import sys
 
@@ -62,8 +61,8 @@ def write(*, run_of: Mapping[str, str], data: Sequence[str], split: str, out: st
   if missing and not partial:
     raise errors.InputError('submission incomplete', found=', '.join(missing), expected='all rows',
                             fix='give --run and --data for all collections, or --partial')
-  loaded = {collection: _load(run_of[collection], directories[collection]) for collection in counts}
-  with _refusal_explained(out):  # Before the work.
+  loaded = {collection: runs.load_for(run_of[collection], directories[collection]) for collection in counts}
+  with runs.refusal_explained(out):  # Before the work.
     tf.io.gfile.makedirs(os.path.dirname(out) or '.')
   if tf.io.gfile.isdir(out):
     raise errors.InputError('cannot write', path=out, found='a directory', expected='a CSV file')
@@ -72,11 +71,8 @@ def write(*, run_of: Mapping[str, str], data: Sequence[str], split: str, out: st
     scorer = scoring.make_scorer(run.model, run.kind, num_extra=run.choices.num_extra)
     lines.extend(submission.row(collection, scored.module_id, scored.config_id, scored.order)
                  for scored in scoring.score_split(scorer, directories[collection], split))
-  temporary = os.path.join(os.path.dirname(out), f'.{os.path.basename(out)}.partial')
-  with _refusal_explained(out):
-    with tf.io.gfile.GFile(temporary, 'w') as file:
-      file.write('\n'.join([*lines, '']))
-    tf.io.gfile.rename(temporary, out, overwrite=True)
+  with runs.writing(out) as file:
+    file.write('\n'.join([*lines, '']))
   return counts
 
 
@@ -127,16 +123,6 @@ def _open(data: Sequence[str]) -> dict[str, datasets.DatasetDirectory]:
   return directories
 
 
-def _load(path: str, directory: datasets.DatasetDirectory) -> runs.Run:
-  """The run at `path`, which must fit the data."""
-  run = runs.load(path)
-  for reason, found, expected in (('run of the other kind', run.kind, directory.kind),
-                                  ('feature choices differ', run.choices, directory.manifest.choices)):
-    if found != expected:
-      raise errors.InputError(reason, path=path, found=found, expected=f'{expected}, as {directory.path}')
-  return run
-
-
 def _measured(directory: datasets.DatasetDirectory, split: str) -> Iterator[submission.Measured]:
   """The modules of a split with their runtimes; features are not decoded."""
   names = ['config_id', 'config_runtime', *(['config_runtime_normalizer'] if directory.kind == 'tile' else [])]
@@ -151,14 +137,6 @@ def _measured(directory: datasets.DatasetDirectory, split: str) -> Iterator[subm
   for module_id in sorted(parts):
     config_id, runtime, *normalizer = map(np.concatenate, zip(*parts[module_id], strict=True))
     yield submission.Measured(module_id, config_id, module_lib.relative_runtime(runtime, *normalizer or [None]))
-
-
-@contextlib.contextmanager
-def _refusal_explained(path: str) -> Iterator[None]:
-  try:
-    yield
-  except tf.errors.OpError as error:
-    raise errors.InputError('cannot write', path=path, found=' '.join(str(error).split())) from error
 
 
 def _missing(counts: Mapping[str, int], split: str) -> list[str]:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 def packed_files() -> set[str]:
   """Files of the checkout that must be in the wheel."""
   patterns = (*(f'{package}/**/*.py' for package in testing.PACKAGES), 'tpu_graphs/**/*.pyi',
-              'tpu_graphs/schemas/*.pbtxt', 'tpu_graphs/tables/*.csv')
+              'tpu_graphs/schemas/*.pbtxt', 'tpu_graphs/tables/*.csv', 'baselines/report_assets/*')
   return {path.relative_to(ROOT).as_posix() for pattern in patterns for path in ROOT.glob(pattern)}
 
 
