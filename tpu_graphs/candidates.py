@@ -8,7 +8,7 @@ module = candidates.random_layouts(pathlib.Path('model.pb').read_bytes(), module
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import dataclasses
 import itertools
 import math
@@ -19,6 +19,7 @@ from typing import Any
 from google.protobuf import message as protobuf_message
 import numpy as np
 
+from tpu_graphs import config_files
 from tpu_graphs import errors
 from tpu_graphs import features
 from tpu_graphs import module as module_lib
@@ -28,19 +29,23 @@ from tpu_graphs.hlo import protos
 CONFIGURABLE_OPCODES = ('convolution', 'dot', 'reshape')
 
 _SUFFIX = '.npz'
+_READABLE = (_SUFFIX, '.json', '.csv')
 _WIDTH = features.LAYOUT_DIMENSIONS
 _MAX_RANK = np.iinfo(np.int8).max
 _Sizes = tuple[int, ...]  # Of the dimensions of a tensor.
 _Order = tuple[int, ...]  # Dimensions of a tensor, minor to major.
 
 
-def read(path: str | os.PathLike[str], module: module_lib.Module) -> module_lib.Module:
-  """The module with the configs of an npz file in place of its own.
+def read(path: str | os.PathLike[str], module: module_lib.Module, *,
+         names: Sequence[str] | None = None) -> module_lib.Module:
+  """The module with the configs of a file in place of its own.
 
   Args:
-    path: a file with the arrays `node_config_ids` [NC] and `node_config_feat` [C, NC, 18] (layout) or `config_feat`
-      [C, 24] (tile), as in published files; other arrays are left.
+    path: an npz file with the arrays `node_config_ids` [NC] and `node_config_feat` [C, NC, 18] (layout) or
+      `config_feat` [C, 24] (tile), as in published files; other arrays are left. Or a JSON or CSV file, see
+      `config_files`.
     module: the program.
+    names: of its N ops, where they are known.
 
   Returns:
     `module` with C unmeasured configs, whose `config_id` is their position in the file.
@@ -49,17 +54,69 @@ def read(path: str | os.PathLike[str], module: module_lib.Module) -> module_lib.
     InputError: the file cannot be read, holds no configs or those of the other kind, or a wrong array or value.
   """
   path = os.fspath(path)
-  check_suffix(path)
+  check_suffix(path, _READABLE)
   try:
-    with open(path, 'rb') as file:
-      arrays = npz.read_configs(file, path=path, kind=module.kind)
+    with open(path, 'rb') as file, errors.in_file(path):
+      if path.endswith(_SUFFIX):
+        arrays = npz.read_configs(file, path=path, kind=module.kind)
+      else:
+        arrays = _parse_text(file.read(), module, names, is_json=path.endswith('.json'))
+      replaced = with_configs(module, arrays)
+      if not replaced.num_configs:
+        raise errors.InputError('file without configs', found='0 configs', expected='at least one')
+      return replaced
   except OSError as error:
     raise errors.InputError('cannot read file', path=path, found=error.strerror) from error
-  with errors.in_file(path):
-    replaced = _replace_configs(module, arrays)
-    if not replaced.num_configs:
-      raise errors.InputError('file without configs', found='0 configs', expected='at least one')
-    return replaced
+
+
+def _parse_text(data: bytes, module: module_lib.Module, names: Sequence[str] | None, *,
+                is_json: bool) -> dict[str, np.ndarray]:
+  try:
+    text = data.decode('utf-8-sig')
+  except UnicodeDecodeError as error:
+    raise errors.InputError('no text in UTF-8', found=error) from error
+  if is_json:
+    return config_files.parse_json(text, module, configurable_ops(module), names)
+  return config_files.parse_csv(text, module, names)
+
+
+def configurable_ops(module: module_lib.Module) -> np.ndarray:
+  """The ops of a layout module that configs are of: those that it says, else all convolutions, dots and reshapes."""
+  if module.node_config_ids is not None and module.node_config_ids.size:
+    return module.node_config_ids
+  return np.flatnonzero(np.isin(module.node_opcode, [features.opcodes()[name] for name in CONFIGURABLE_OPCODES]))
+
+
+def with_configs(module: module_lib.Module, configs: np.ndarray | Mapping[str, np.ndarray]) -> module_lib.Module:
+  """The module with other configs in place of its own.
+
+  Args:
+    module: the program.
+    configs: `config_feat` [C, 24], or `node_config_feat` [C, NC, 18] of the `configurable_ops`; or these by name, with
+      `node_config_ids` [NC].
+
+  Returns:
+    `module` with C unmeasured configs, whose `config_id` is their position.
+
+  Raises:
+    InputError: they are those of the other kind, or an array has a wrong shape, dtype or value.
+  """
+  name = 'config_feat' if module.kind == 'tile' else 'node_config_feat'
+  arrays = dict(configs) if isinstance(configs, Mapping) else {name: configs}
+  names = [name] if module.kind == 'tile' else ['node_config_ids', name]
+  if module.kind == 'layout':
+    arrays.setdefault('node_config_ids', configurable_ops(module))
+  if sorted(arrays) != sorted(names):
+    raise errors.InputError('wrong arrays of configs', found=', '.join(sorted(arrays)), expected=', '.join(names))
+  arrays = {key: np.asarray(value) for key, value in arrays.items()}
+  if module.kind == 'tile' and arrays[name].dtype.kind in 'iu':
+    arrays[name] = arrays[name].astype(np.float32)
+  elif module.kind == 'layout' and arrays[name].dtype.kind == 'f':
+    with np.errstate(invalid='ignore'):
+      whole = arrays[name].astype(np.int64)
+    if np.array_equal(whole, arrays[name]):  # Else there is a fraction, and floats are refused.
+      arrays[name] = whole
+  return _replace_configs(module, arrays)
 
 
 def save(path: str | os.PathLike[str], module: module_lib.Module, score: np.ndarray) -> None:
@@ -83,10 +140,11 @@ def save(path: str | os.PathLike[str], module: module_lib.Module, score: np.ndar
     raise errors.InputError('cannot write file', path=path, found=error.strerror) from error
 
 
-def check_suffix(path: str) -> None:
-  """Raises an `InputError` if configs are neither read from nor written to files of this name."""
-  if not path.endswith(_SUFFIX):
-    raise errors.InputError('configs of an unknown format', path=path, expected=f'a file name that ends in {_SUFFIX}')
+def check_suffix(path: str, suffixes: tuple[str, ...] = (_SUFFIX,)) -> None:
+  """Raises an `InputError` if configs are not written to files of this name, or not read with other `suffixes`."""
+  if not path.endswith(suffixes):
+    raise errors.InputError('configs of an unknown format', path=path,
+                            expected=f'a file name that ends in {" or ".join(suffixes)}')
 
 
 def _replace_configs(module: module_lib.Module, arrays: dict[str, Any],
@@ -301,13 +359,21 @@ def describe(module: module_lib.Module, position: int, *, names: Sequence[str] |
   default = module.node_config_feat[module.config_id == module.default_config]  # [1, NC, 18]; [0, NC, 18] if unknown.
   changed = (module.node_config_feat[position] != default).any(axis=(0, 2))
   rows = [('op', 'opcode', *features.LAYOUT_TENSORS, '')]
-  for node, tensors, differs in zip(module.node_config_ids, module.node_config_feat[position].reshape(
-      -1, len(features.LAYOUT_TENSORS), _WIDTH), changed, strict=True):
-    rows.append((names[node] if names else str(node), opcodes[module.node_opcode[node]],
-                 *(f'{{{_joined(tensor[tensor >= 0])}}}' if (tensor >= 0).any() else '-' for tensor in tensors),
+  for node, layouts, differs in zip(module.node_config_ids, module.node_config_feat[position], changed, strict=True):
+    rows.append((names[node] if names else str(node), opcodes[module.node_opcode[node]], *_layouts_in_words(layouts),
                  'changed' if differs else ''))
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   return '\n'.join('  '.join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def describe_layouts(layouts: np.ndarray) -> str:
+  """The layouts of an op, int8 [18], in words: those of output, input and kernel, minor to major; - where not told."""
+  return ' '.join(_layouts_in_words(layouts))
+
+
+def _layouts_in_words(layouts: np.ndarray) -> list[str]:
+  return [f'{{{_joined(tensor[tensor >= 0])}}}' if (tensor >= 0).any() else '-'
+          for tensor in layouts.reshape(len(features.LAYOUT_TENSORS), _WIDTH)]
 
 
 def _joined(values: np.ndarray) -> str:

@@ -38,6 +38,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {  # Command -> module with `main(argv
     'train': ('baselines.train', 'train a model on a dataset directory'),
     'evaluate': ('baselines.evaluate', 'measure how well a trained model ranks the configs of a split'),
     'rank': ('baselines.rank', 'rank the configs of a program, fastest first'),
+    'export-model': ('baselines.export_model', 'write a trained model as a SavedModel, to serve it'),
+    'submission': ('baselines.submission', 'write a submission to the Kaggle competition, or score one'),
     'inspect': ('pipelines.inspect_files', 'show what files of measured programs hold, or draw a module'),
     'export': ('pipelines.export', 'write a dataset directory as npz or PyTorch Geometric files'),
 }

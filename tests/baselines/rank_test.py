@@ -1,8 +1,11 @@
 """Tests of baselines.rank, through the command."""
 
 import csv
+import dataclasses
 import functools
 import io
+import json
+import math
 import re
 
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 
 from baselines import evaluate
 from baselines import rank
+from baselines import ranking as ranking_lib
 from baselines import runs
 from baselines import scoring
 from pipelines import convert
@@ -18,12 +22,14 @@ from tpu_graphs import candidates
 from tpu_graphs import cli
 from tpu_graphs import datasets
 from tpu_graphs import feature_choices
+from tpu_graphs import features
 from tpu_graphs import hlo
 from tpu_graphs import npz
 from tpu_graphs import readers
 from tpu_graphs.hlo import protos
 
 _CONFIGS = 70  # More than are scored at a time.
+_OUTSIDE = 'values outside the range of the training data'
 _PROGRAM = testing.GOLDEN / 'modules' / 'convnet_train_unopt.pb'
 _SEVERAL = testing.GOLDEN / 'corner' / 'tile_sel.pb'  # Three tile modules, two of the same name.
 _of_tiles, _of_layouts = (pytest.mark.parametrize('kind', [kind], indirect=True) for kind in ('tile', 'layout'))
@@ -35,6 +41,7 @@ def each_run_loaded_once():
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(runs, 'load', functools.cache(runs.load))
     patch.setattr(scoring, 'make_scorer', functools.cache(scoring.make_scorer))
+    patch.setattr(ranking_lib, 'Ranker', functools.cache(ranking_lib.Ranker))
     yield
 
 
@@ -47,6 +54,13 @@ def folder(kind, tmp_path_factory):
       'valid/hidden': testing.arrays(kind, 3, 4, 6, config_runtime=np.zeros(4, np.int64))})
   testing.write_run(str(folder / 'run'), data)
   return folder
+
+
+def _ranked(folder, name, *args, **options):
+  """The ranking as the library gives it."""
+  ranker = ranking_lib.Ranker(folder / 'run')
+  [(module, program)] = ranker.read(folder / 'raw' / name)
+  return ranker.rank(module, *args, program=program, **options)
 
 
 def _rank(folder, name, *flags):
@@ -123,7 +137,8 @@ def test_missing_file_and_missing_run_are_one_line(folder, tmp_path, capsys):
 
 @pytest.mark.parametrize(('flags', 'message'), [
     (['--top=0'], 'top'), (['--show=-1'], 'show'), (['--random_configs=0'], 'random_configs'),
-    (['--configs=a.npz', '--random_configs=1'], 'only one of'), (['--csv', '--show=1'], 'only one of')])
+    (['--configs=a.npz', '--random_configs=1'], 'only one of'), (['--csv', '--show=1'], 'only one of'),
+    (['--csv', '--explain'], 'only one of')])
 def test_usage_error(folder, capsys, flags, message):
   assert _rank(folder, 'valid/hidden.npz', *flags) == 2
   assert message in _refusal(capsys)
@@ -216,11 +231,11 @@ def test_show_tells_what_the_best_configs_say(folder, kind, capsys):
 
 
 def test_default_config_is_marked_wherever_it_is(folder):
-  [ranking] = rank.rank_file(run=str(folder / 'run'), path=str(folder / 'raw' / 'valid' / 'many-π.npz'))
+  ranking = _ranked(folder, 'valid/many-π.npz')
   for position in (0, 2, _CONFIGS - 1):
-    module = ranking.module
-    marked = rank.Ranking(type(module)(**{**vars(module), 'default_config': int(module.config_id[position])}),
-                          ranking.score, None)
+    module = ranking.best_first
+    default = int(module.config_id[position])
+    marked = dataclasses.replace(ranking, module=dataclasses.replace(ranking.module, default_config=default))
     lines = rank.describe(marked, top=3).splitlines()[2:]
     assert len(lines) == max(3, min(4, position + 1))
     [line] = [line for line in lines if 'default' in line]
@@ -229,14 +244,12 @@ def test_default_config_is_marked_wherever_it_is(folder):
 
 
 def test_configs_in_any_order_of_their_ids(folder):
-  path = str(folder / 'raw' / 'valid' / 'many-π.npz')
-  module = npz.load(path)
+  module = npz.load(folder / 'raw' / 'valid' / 'many-π.npz')
   shuffled = module.select_configs(np.random.default_rng(0).permutation(_CONFIGS))
   npz.save(shuffled, folder / 'raw' / 'shuffled.npz')
-  [expected] = rank.rank_file(run=str(folder / 'run'), path=path)
-  [ranking] = rank.rank_file(run=str(folder / 'run'), path=str(folder / 'raw' / 'shuffled.npz'))
+  expected, ranking = _ranked(folder, 'valid/many-π.npz'), _ranked(folder, 'shuffled.npz')
   for name in ('config_id', 'config_runtime', 'config_feat', 'node_config_feat'):
-    np.testing.assert_array_equal(getattr(ranking.module, name), getattr(expected.module, name))
+    np.testing.assert_array_equal(getattr(ranking.best_first, name), getattr(expected.best_first, name))
 
 
 @pytest.fixture
@@ -267,7 +280,8 @@ def test_random_configs_as_a_table(run, program, tmp_path, capsys):
   out = tmp_path / 'best.npz'
   assert _rank_program(run, _PROGRAM, '--random_configs=40', '--top=2', '--show=1', f'--save_configs={out}') == 0
   captured = capsys.readouterr()
-  assert captured.err == ''
+  assert captured.err.startswith(f'note: {_OUTSIDE} in 140 of 140 columns of the features of ops: ')
+  assert captured.err.count('\n') == 1
   title, _, *lines = captured.out.splitlines()
   assert title.endswith('best 2 of 40 configs')
   [default] = [line for line in lines if line.endswith('default')]
@@ -289,7 +303,9 @@ def test_fewer_layouts_than_wanted_are_noted(run, tmp_path, capsys):
   assert _rank_program(run, tmp_path / 'tiny.pb', '--random_configs=100', '--csv') == 0
   captured = capsys.readouterr()
   assert captured.out.count('\n') == 1 + 8
-  assert captured.err == 'note: the program has only 8 different layouts\n'
+  first, second = captured.err.splitlines()
+  assert first == 'note: the program has only 8 different layouts'
+  assert second.startswith(f'note: {_OUTSIDE}')
 
 
 def test_random_configs_need_hlo_and_layouts(folder, kind, capsys):
@@ -352,3 +368,62 @@ def test_file_of_which_no_module_is_read(run, tmp_path, capsys):
   (tmp_path / 'skipped.pb').write_bytes(tuning.SerializeToString())
   assert _rank_program(run, tmp_path / 'skipped.pb') == 1
   assert hlo.SKIPPED_FEW_RUNS in _refusal(capsys)
+
+
+@pytest.mark.parametrize('suffix', ['json', 'csv'])
+def test_configs_as_text(folder, kind, tmp_path, suffix, capsys):
+  module = npz.load(folder / 'raw' / 'valid' / 'many-π.npz')
+  if kind == 'tile':
+    names, values = features.tile_feature_names(), module.config_feat
+  else:
+    names = [f'{node}/{name}' for node in module.node_config_ids for name in features.layout_feature_names()]
+    values = module.node_config_feat
+  path = tmp_path / f'c.{suffix}'
+  with open(path, 'w', encoding='utf-8') as file:
+    if suffix == 'json':
+      json.dump(values.tolist(), file)
+    else:
+      csv.writer(file).writerows([names, *values.reshape(_CONFIGS, -1).tolist()])
+  assert _rank(folder, 'valid/many-π.npz', '--csv') == 0
+  expected = [(row['config_id'], row['score']) for row in _csv(capsys)]
+  assert _rank(folder, 'valid/many-π.npz', '--csv', f'--configs={path}') == 0
+  assert [(row['config_id'], row['score']) for row in _csv(capsys)] == expected
+  path.write_text('[[1, "x"]]' if suffix == 'json' else 'a,b', encoding='utf-8')
+  assert _rank(folder, 'valid/many-π.npz', f'--configs={path}') == 1
+  assert str(path) in _refusal(capsys)
+
+
+def test_explanation_as_a_table(folder, kind, capsys):
+  assert _rank(folder, 'valid/many-π.npz', '--top=2') == 0
+  table = capsys.readouterr().out
+  assert _rank(folder, 'valid/many-π.npz', '--top=2', '--explain', '--show=1') == 0
+  shown = capsys.readouterr().out
+  assert shown.startswith(table)
+  title, head, *lines = shown[len(table):].splitlines()
+  differences = _ranked(folder, 'valid/many-π.npz', explain=10).differences
+  assert title.startswith('columns of configs' if kind == 'tile' else 'configurable ops')
+  assert head.split() == [*(['column'] if kind == 'tile' else ['op', 'opcode']), 'differ', 'best', 'worst', 'effect']
+  for line, each in zip(lines, differences, strict=False):
+    assert line.split()[0] == each.name
+    assert f'{each.difference:.0%}' in line
+    assert line.endswith(f'{each.effect:+.4f}') != math.isnan(each.effect)
+  assert 'effect: ' in lines[len(differences)]
+  assert lines[len(differences) + 1].startswith('config ')
+
+
+@_of_tiles
+def test_nothing_to_explain(run, tmp_path, capsys):
+  np.savez(tmp_path / 'c.npz', config_feat=np.ones((3, 24), np.float32))
+  assert _rank_program(run, _SEVERAL, '--module=0', f'--configs={tmp_path / "c.npz"}', '--explain') == 0
+  assert capsys.readouterr().out.splitlines()[-1] == 'the best and the worst predicted configs do not differ'
+
+
+@_of_tiles
+def test_notes_on_many_modules_are_few(run, capsys):
+  assert _rank_program(run, _SEVERAL, '--csv') == 0
+  captured = capsys.readouterr()
+  names = {row['module_id'] for row in csv.DictReader(io.StringIO(captured.out))}
+  *notes, last = captured.err.splitlines()
+  assert len(notes) == 4
+  assert all(any(note.startswith(f'note: {name}: {_OUTSIDE}') for name in names) for note in notes)
+  assert last == 'note: 2 more such notes on other modules; --module=NAME shows them'

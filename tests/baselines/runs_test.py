@@ -241,9 +241,9 @@ def test_results_of_an_evaluation_are_replaced_with_the_run(damaged, case, name)
   assert not (damaged / 'valid').exists()
 
 
-@pytest.mark.parametrize('data, trained', [({'keep_hops': 2, 'rest': 'drop'}, {}),
-                                           ({'keep_hops': 2, 'rest': 'drop'}, {'keep_hops': 2, 'rest': 'summary'}),
-                                           ({'keep_hops': None, 'rest': None}, {'keep_hops': 0, 'rest': 'drop'})])
+@pytest.mark.parametrize(('data', 'trained'), [
+    ({'keep_hops': 2, 'rest': 'drop'}, {}), ({'keep_hops': 2, 'rest': 'drop'}, {'keep_hops': 2, 'rest': 'summary'}),
+    ({'keep_hops': None, 'rest': None}, {'keep_hops': 0, 'rest': 'drop'})])
 def test_data_reduced_in_another_way_than_those_of_the_run_are_refused(damaged, case, data, trained):
   def directory(options):
     manifest = types.SimpleNamespace(choices=feature_choices.PUBLISHED, options=options)

@@ -533,7 +533,7 @@ def test_file_that_is_none(tmp_path, content):
 
 
 @pytest.mark.parametrize(('name', 'reason'), [
-    ('none.npz', 'cannot read file'), ('', 'unknown format'), ('c.csv', 'unknown format'), ('c', 'unknown format')])
+    ('none.npz', 'cannot read file'), ('', 'unknown format'), ('c.txt', 'unknown format'), ('c', 'unknown format')])
 def test_file_that_cannot_be_read(tmp_path, name, reason):
   with pytest.raises(errors.InputError, match=reason):
     candidates.read(tmp_path / name, _layout_module())
