@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
@@ -106,11 +107,15 @@ def make_scorer(model: tf.keras.Model, kind: str, *, num_extra: int = 0,
         lambda context: graphs[context.replica_id_in_sync_group % replicas])
     return strategy.experimental_local_results(strategy.run(score, args=(values,)))
 
-  signature = None
-  if not static_shapes:
-    smallest = batching.of_module(datasets.smallest_module(kind, num_extra=num_extra), configs_per_module=CHUNK)
-    signature = [datasets.batch(smallest, 1, drop_remainder=False).element_spec] * replicas
+  signature = None if static_shapes else [_any_batch(kind, num_extra)] * replicas
   return Scorer(tf.function(function, input_signature=signature), replicas, static_shapes)
+
+
+@functools.cache  # It takes seconds to find.
+def _any_batch(kind: str, num_extra: int) -> tfgnn.GraphTensorSpec:
+  """What batches of any size have in common."""
+  smallest = batching.of_module(datasets.smallest_module(kind, num_extra=num_extra), configs_per_module=CHUNK)
+  return datasets.batch(smallest, 1, drop_remainder=False).element_spec
 
 
 def score_split(scorer: Scorer, directory: datasets.DatasetDirectory, split: str) -> Iterator[ScoredModule]:
