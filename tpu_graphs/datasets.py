@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 from typing import Any
@@ -358,33 +357,16 @@ def without_strings(graph: tfgnn.GraphTensor) -> tfgnn.GraphTensor:
   return graph.replace_features(context=context)
 
 
-def batch(dataset: tf.data.Dataset, batch_size: int, *, drop_remainder: bool = True,
-          pad_to: manifest_lib.Split | None = None) -> tf.data.Dataset:
-  """Merges `batch_size` graphs each into one GraphTensor with as many components.
+def batch(dataset: tf.data.Dataset, batch_size: int, *, drop_remainder: bool = True) -> tf.data.Dataset:
+  """Merges `batch_size` graphs each into one GraphTensor with as many components; `batching` has padded batches.
 
   Args:
     dataset: of `load` with `configs_per_module`.
     batch_size: B.
     drop_remainder: whether a smaller last batch is left out, so that B is static.
-    pad_to: the split that `dataset` comes from, to pad each batch to the same static shapes, with room for the largest
-      records there are. The padding is one component more, whose configs are padding.
 
   Returns:
-    GraphTensors with B (padded: B + 1) components: context features [B, K, ...].
+    GraphTensors with B components: context features [B, K, ...].
   """
-  merged = dataset.batch(batch_size, drop_remainder=drop_remainder).map(lambda graph: graph.merge_batch_to_components(),
-                                                             num_parallel_calls=tf.data.AUTOTUNE)
-  if pad_to is None:
-    return merged
-  sizes = {name: size * batch_size for name, size in pad_to.max_sizes.items()}
-  spec = merged.element_spec
-  # tfgnn wants a spare component, and spare nodes for the edges that are padding.
-  constraints = tfgnn.SizeConstraints(
-      total_num_components=batch_size + 1,
-      total_num_nodes={name: sizes['ops' if name == 'op' else 'config_ops'] + 1 for name in spec.node_sets_spec},
-      total_num_edges={name: sizes['edges' if name == 'operand' else 'config_ops'] for name in spec.edge_sets_spec})
-  defaults = tfgnn.FeatureDefaultValues(context={
-      name: tf.constant(filler, tf.int64) for name, filler in CONFIG_FILLERS.items()
-      if name in spec.context_spec.features_spec})
-  pad = functools.partial(tfgnn.pad_to_total_sizes, size_constraints=constraints, padding_values=defaults)
-  return merged.map(lambda graph: pad(graph)[0], num_parallel_calls=tf.data.AUTOTUNE)
+  return dataset.batch(batch_size, drop_remainder=drop_remainder).map(lambda graph: graph.merge_batch_to_components(),
+                                                            num_parallel_calls=tf.data.AUTOTUNE)

@@ -277,7 +277,7 @@ def test_relative_runtime_by_hand(tmp_path):
 @settings(deadline=None, max_examples=50)
 def test_relative_runtime_keeps_the_order_of_the_ratio(pairs):
   runtime, normalizer = np.array(pairs).T
-  relative = datasets._relative_runtime({
+  relative = datasets.relative_runtimes({
       'config_runtime': tf.constant(runtime), 'config_runtime_normalizer': tf.constant(normalizer)}).numpy()
   ratio = module_lib.relative_runtime(runtime, normalizer)
   order = np.argsort(ratio, kind='stable')
@@ -322,35 +322,6 @@ def test_batch_drops_the_remainder(directory):
   batches = datasets.batch(datasets.load(directory, 'train', configs_per_module=2), 4)
   assert len(list(batches)) == len(alone) // 4
   assert batches.element_spec.context_spec.features_spec['config_id'].shape == [4, 2]
-
-
-@pytest.mark.parametrize('size', [1, 3])
-def test_padded_batch_is_static_and_adds_one_component_of_padding(directory, size):
-  split = datasets.open_directory(directory).split('train')
-
-  def load():
-    return datasets.load(directory, 'train', configs_per_module=_K, epochs=3, shuffle=True)
-
-  padded = datasets.batch(load().map(datasets.without_strings), size, pad_to=split)
-  alone = list(load().map(datasets.without_strings))
-  specs = tf.nest.flatten(padded.element_spec, expand_composites=True)
-  assert all(spec.shape.is_fully_defined() for spec in specs)
-  assert all(spec.dtype != tf.string for spec in specs)
-  for i, batch in enumerate(padded):
-    _assert_merged(batch, alone[i * size:(i + 1) * size])
-    assert batch.context['config_id'].shape == (size + 1, _K)
-    for name, filler in _FILLERS.items():
-      if name in batch.context.features:
-        assert (batch.context[name][-1].numpy() == filler).all(), name
-    for part in (*batch.node_sets.values(), *batch.edge_sets.values()):
-      assert int(tf.reduce_sum(part.sizes)) == part.total_size
-    assert batch.node_sets['op'].sizes[-1] >= 1  # Edges that are padding need a node that is.
-    first = int(tf.reduce_sum(batch.node_sets['op'].sizes[:-1]))
-    real = int(tf.reduce_sum(batch.edge_sets['operand'].sizes[:-1]))
-    operand = batch.edge_sets['operand'].adjacency
-    assert (operand.source[real:].numpy() >= first).all()
-    assert (operand.target[real:].numpy() >= first).all()
-  assert i + 1 == len(alone) // size
 
 
 def test_smallest_module_is_one_of_its_kind(kind):
