@@ -124,12 +124,17 @@ def score_split(scorer: Scorer, directory: datasets.DatasetDirectory, split: str
   Raises:
     InputError: the split is missing or damaged, or a score is NaN.
   """
+  with datasets.damage_explained(directory):
+    yield from _score(scorer, _split_batches(directory, split, static_shapes=scorer.static_shapes))
+
+
+@functools.lru_cache(maxsize=4)  # To make a pipeline takes seconds, and training scores a split after each epoch.
+def _split_batches(directory: datasets.DatasetDirectory, split: str, *, static_shapes: bool) -> tf.data.Dataset:
   shards = directory.split(split)
   mean_ops = shards.total_sizes['ops'] / max(shards.records, 1)
   options = batching.BatchOptions(batch_size=max(1, int(_OPS_PER_BATCH / max(mean_ops, 1))), configs_per_module=CHUNK,
-                                  shapes=1 if scorer.static_shapes else None)
-  with datasets.damage_explained(directory):
-    yield from _score(scorer, batching.batches(directory, split, options, epochs=1, chunked=True, with_ids=True))
+                                  shapes=1 if static_shapes else None)
+  return batching.batches(directory, split, options, epochs=1, chunked=True, with_ids=True)
 
 
 def score_module(scorer: Scorer, module: module_lib.Module) -> ScoredModule:
