@@ -39,8 +39,9 @@ import tensorflow as tf
 
 model, requests, answers = sys.argv[1:]
 signatures = tf.saved_model.load(model).signatures
-request = dict(np.load(requests, allow_pickle=True))
-examples = signatures['serving_default'](examples=tf.constant(request.pop('examples').tolist()))
+request = dict(np.load(requests))
+examples = [bytes.fromhex(text) for text in request.pop('examples').tolist()]
+examples = signatures['serving_default'](examples=tf.constant(examples))
 tensors = signatures['tensors'](**{name: tf.constant(array) for name, array in request.items()})
 np.savez(answers, tensors=tensors['scores'], **examples)
 '''
@@ -72,7 +73,7 @@ def test_answers_equal_those_of_python_without_our_code(folder, kind, modules, t
   loaded = runs.load(str(folder / 'run'))
   scorer = scoring.make_scorer(loaded.model, kind, num_extra=2)
   expected = [scoring.score_module(scorer, module).score for module in modules]
-  np.savez(tmp_path / 'requests.npz', examples=np.array([records.encode_whole(module) for module in modules], object),
+  np.savez(tmp_path / 'requests.npz', examples=[records.encode_whole(module).hex() for module in modules],
            **serving.arrays_of(modules[0]))
   (tmp_path / 'client.py').write_text(_CLIENT, encoding='utf-8')
   done = subprocess.run(
