@@ -1,5 +1,6 @@
 """Fixtures that several test files share."""
 
+import os
 import pathlib
 import shutil
 import subprocess
@@ -10,6 +11,10 @@ import pytest
 from tests import testing
 from tpu_graphs import module as module_lib
 from tpu_graphs.hlo import implementations
+
+# TensorFlow may import JAX, which sets this to '1' where it is unset: the commands that tests start would inherit that
+# and print TensorFlow's log, as they do in no shell.
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 
 @pytest.fixture(params=[implementations.NATIVE, implementations.PYTHON], scope='module')
