@@ -22,6 +22,7 @@ from typing import TypeVar
 import tensorflow as tf
 
 from baselines import checkpoints
+from baselines import host
 from baselines import interrupts
 from baselines import loop
 from baselines import losses
@@ -192,9 +193,10 @@ def _from_flags(options: type[_Options], flag_values) -> _Options:
 
 
 def _job(flag_values, _) -> int:
+  kind = datasets.open_directory(flag_values.data).kind
+  host.tune(kind)
   strategy = strategies.make(flag_values.strategy, tpu=flag_values.tpu,
                              paths={'--data': flag_values.data, '--out': flag_values.out})
-  kind = datasets.open_directory(flag_values.data).kind
   try:
     run = train(
         data=flag_values.data, out=flag_values.out, strategy=strategy, overwrite=flag_values.overwrite,

@@ -193,7 +193,8 @@ class Trainer:
       self.judged = models.build(model_options, statistics)
       self._copy_weights()
       self.schedule = make_schedule(options, options.epochs * self.steps_in_epoch(1))
-      self.optimizer = tf.keras.optimizers.AdamW(self.schedule, weight_decay=options.weight_decay)
+      # With a weight decay, Keras' Adam is AdamW.
+      self.optimizer = tf.keras.optimizers.Adam(self.schedule, weight_decay=options.weight_decay or None)
       self.optimizer.exclude_from_weight_decay(var_list=[
           weight for weight in self.model.trainable_variables
           if weight.shape.rank < 2 or 'embedding' in weight.name])

@@ -17,7 +17,6 @@ import json
 import os
 import pathlib
 import platform
-import resource
 import shutil
 import statistics
 import subprocess
@@ -27,6 +26,8 @@ import time
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from benchmarks import memory
 
 if TYPE_CHECKING:
   import tensorflow as tf
@@ -98,7 +99,7 @@ def run(way: str, data: str, kind: str, number: int) -> dict[str, float]:
   """Reads `number` batches on one core; seconds, and MB at most, of which some were there before."""
   os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
   import tensorflow as tf
-  before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  before = memory.peak()
   batches = iter(_WAYS[way](data, kind))
 
   @tf.function
@@ -115,7 +116,7 @@ def run(way: str, data: str, kind: str, number: int) -> dict[str, float]:
   modules, real, ops = consume(tf.constant(number)).numpy().tolist()
   return {'ms': (time.perf_counter() - start) / number * 1e3, 'cpu': (time.process_time() - computed) / number * 1e3,
           'modules': modules / number, 'fill': real / ops,
-          'memory': (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e3}
+          'memory': (memory.peak() - before) / 1e6}
 
 
 def table(kind: str, measured: dict[str, list[dict[str, float]]]) -> Iterator[str]:

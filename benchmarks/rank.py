@@ -16,7 +16,6 @@ import argparse
 from collections.abc import Callable, Mapping
 import os
 import platform
-import resource
 import statistics
 import tempfile
 import time
@@ -29,6 +28,7 @@ from baselines import models
 from baselines import ranking
 from baselines import runs
 from baselines import serving
+from benchmarks import memory
 from tpu_graphs import feature_choices
 from tpu_graphs import module as module_lib
 from tpu_graphs import records
@@ -105,7 +105,7 @@ def main() -> None:
               if i:  # The first is for tracing and memory.
                 seconds[name].append(time.perf_counter() - start)
           speeds = [configs * times / statistics.median(seconds[name]) for name, (_, times) in jobs.items()]
-          peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+          peak = memory.peak() / 1e6
           told = ' '.join(f'{speed:9,.0f}' for speed in speeds)
           print(f'{kind:7} {model:16} {ops:6,} {configs:7,}             {told}  {peak:7,.0f}', flush=True)
 

@@ -1,10 +1,11 @@
 """Speed and memory of training on tile modules, beside a naive formulation of the same mathematics.
 
   python -m benchmarks.train            # every model; some ten minutes
+  python -m benchmarks.train --batch_size=100 --only=EarlyJoinSAGE
   python -m benchmarks.train --quick    # EarlyJoinSAGE and the naive one, one round each
 
-Whole steps are measured, from records on disk to changed weights: 10 modules of some 40 ops with 10 configs each, 3
-layers of 64 hidden units. Each job is a process of its own; they take steps by turns, so that all meet the same
+Whole steps are measured, from records on disk to changed weights: modules of some 40 ops with 10 configs each, 3 layers
+of 64 hidden units. Each job is a process of its own; they take steps by turns, so that all meet the same
 neighbours on the machine. `net MB` is a job's peak less what a process holds that has imported the same and is idle.
 
 The naive job trains EarlyJoinSAGE as it is written down: it parses and samples record by record, puts opcode embedding,
@@ -20,7 +21,6 @@ from collections.abc import Iterator, Sequence
 import os
 import pathlib
 import platform
-import resource
 import shutil
 import statistics
 import subprocess
@@ -32,10 +32,12 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_gnn as tfgnn
 
+from baselines import host
 from baselines import losses
 from baselines import models
 from baselines import training
 from baselines.models import parts
+from benchmarks import memory
 from tpu_graphs import datasets
 from tpu_graphs import features
 from tpu_graphs import schema
@@ -44,7 +46,7 @@ from tpu_graphs import statistics as statistics_lib
 _ROOT = pathlib.Path(__file__).parents[1]
 _NAIVE, _IDLE, _STATIC = 'naive', 'idle', ', static shapes'
 _MODEL = 'EarlyJoinSAGE'
-_BATCH, _CONFIGS = 10, 10
+_CONFIGS = 10
 _SIZES = parts.PartOptions(hidden=64, layers=3, opcode_embedding=64)
 _RECORDS = 1000
 _WARM_UP = 20  # Steps.
@@ -82,15 +84,11 @@ class NaiveEarlyJoinSAGE(tf.keras.Model):
                        (self.normalize_config, model._config_input._normalize), (self.head, model._head._hidden),
                        (self.score, model._head._score)):
       own.set_weights(other.get_weights())
-    first, of_ops, of_configs = self.rounds[0], model._of_ops, model._of_configs
-    for own, *others in ((first.itself, of_ops._self, of_configs._self),
-                         *zip((first.operands, first.consumers), of_ops._neighbours, of_configs._neighbours,
-                              strict=True)):
-      own.set_weights([np.concatenate([other.get_weights()[0] for other in others]), *own.get_weights()[1:]])
-    for layer, other in zip(self.rounds[1:], model._layers, strict=True):
-      for own, dense in zip((layer.itself, layer.operands, layer.consumers), (other._self, *other._neighbours),
-                            strict=True):
-        own.set_weights([dense.get_weights()[0], *own.get_weights()[1:]])
+    kernels = [np.concatenate([part._project.kernels for part in (model._of_ops, model._of_configs)], axis=1),
+               *(layer._project.kernels for layer in model._layers)]
+    for layer, own in zip(self.rounds, kernels, strict=True):
+      for dense, kernel in zip((layer.itself, layer.operands, layer.consumers), own, strict=True):
+        dense.kernel.assign(kernel)
     for layer, activate in zip(self.rounds, (model._activate, *(other._activate for other in model._layers)),
                                strict=True):
       layer.itself.bias.assign(activate.bias)
@@ -112,7 +110,7 @@ class _NaiveSAGELayer(tf.keras.layers.Layer):
                       self.consumers(mean(tfgnn.TARGET, tfgnn.SOURCE)))
 
 
-def naive_batches(directory: datasets.DatasetDirectory) -> tf.data.Dataset:
+def naive_batches(directory: datasets.DatasetDirectory, batch_size: int) -> tf.data.Dataset:
   """Endless batches of merged graphs, each record parsed and sampled alone."""
   spec = schema.graph_spec(directory.kind)
 
@@ -124,7 +122,7 @@ def naive_batches(directory: datasets.DatasetDirectory) -> tf.data.Dataset:
   paths = [os.path.join(directory.path, shard.name) for shard in directory.split('train').shards]
   records = tf.data.Dataset.from_tensor_slices(paths).interleave(tf.data.TFRecordDataset, num_parallel_calls=2)
   graphs = records.repeat().shuffle(_RECORDS).map(sample, num_parallel_calls=tf.data.AUTOTUNE)
-  merged = graphs.batch(_BATCH, drop_remainder=True).map(lambda graph: graph.merge_batch_to_components(),
+  merged = graphs.batch(batch_size, drop_remainder=True).map(lambda graph: graph.merge_batch_to_components(),
                                                          num_parallel_calls=tf.data.AUTOTUNE)
   return merged.prefetch(tf.data.AUTOTUNE)
 
@@ -132,11 +130,12 @@ def naive_batches(directory: datasets.DatasetDirectory) -> tf.data.Dataset:
 class NaiveTrainer:
   """Trains `NaiveEarlyJoinSAGE` by single calls of a step."""
 
-  def __init__(self, directory: datasets.DatasetDirectory):
+  def __init__(self, directory: datasets.DatasetDirectory, batch_size: int):
+    self._batch_size = batch_size
     self._model = NaiveEarlyJoinSAGE(_SIZES, statistics_lib.parse(directory.statistics))
     self._optimizer = tf.keras.optimizers.AdamW(1e-3, global_clipnorm=1.0)
     self._loss = losses.make_loss('list_mle')
-    self._batches = iter(naive_batches(directory))
+    self._batches = iter(naive_batches(directory, batch_size))
     self._step = tf.function(self._step, reduce_retracing=True)
 
   def take(self, steps: int) -> int:
@@ -144,7 +143,7 @@ class NaiveTrainer:
     for _ in range(steps):
       value = self._step(next(self._batches))
     value.numpy()
-    return steps * _BATCH * _CONFIGS
+    return steps * self._batch_size * _CONFIGS
 
   def _step(self, graph: tfgnn.GraphTensor) -> tf.Tensor:
     runtimes = graph.context['relative_runtime']
@@ -157,10 +156,12 @@ class NaiveTrainer:
 class Trainer:
   """Trains a model of `baselines`, epoch after epoch."""
 
-  def __init__(self, directory: datasets.DatasetDirectory, name: str, *, static: bool):
-    options = training.TrainOptions(epochs=1000, batch_size=_BATCH, configs_per_module=_CONFIGS, shapes=int(static))
+  def __init__(self, directory: datasets.DatasetDirectory, name: str, batch_size: int, *, static: bool):
+    options = training.TrainOptions(epochs=1000, batch_size=batch_size, configs_per_module=_CONFIGS,
+                                    shapes=int(static))
     self._trainer = training.Trainer(models.ModelOptions(name, 'tile', _SIZES), options,
                                      tf.distribute.OneDeviceStrategy('/cpu:0'), directory=directory)
+    self._batches = iter(self._trainer.batches(1))
     self._epoch = self._left = 0
 
   def take(self, steps: int) -> int:
@@ -170,7 +171,6 @@ class Trainer:
       if not self._left:
         self._epoch += 1
         self._left = self._trainer.steps_in_epoch(self._epoch)
-        self._batches = iter(self._trainer.batches(self._epoch))
       taken = self._trainer.take(self._batches, min(steps, self._left))
       self._left -= taken.count
       steps -= taken.count
@@ -201,22 +201,23 @@ def write_dataset(folder: pathlib.Path) -> str:
   return directory
 
 
-def work(job: str, data: str) -> None:
+def work(job: str, data: str, batch_size: int) -> None:
   """A worker: for each line of input takes so many steps; prints seconds, CPU seconds, configs and peak memory."""
-  tf.constant(0.0).numpy()
   directory = datasets.open_directory(data)
+  if job not in (_IDLE, _NAIVE):
+    host.tune(directory.kind)
+  tf.constant(0.0).numpy()
   if job == _IDLE:
     take = int
   elif job == _NAIVE:
-    take = NaiveTrainer(directory).take
+    take = NaiveTrainer(directory, batch_size).take
   else:
-    take = Trainer(directory, job.removesuffix(_STATIC), static=job.endswith(_STATIC)).take
+    take = Trainer(directory, job.removesuffix(_STATIC), batch_size, static=job.endswith(_STATIC)).take
   print('ready', flush=True)
   for line in sys.stdin:
     start, cpu = time.perf_counter(), time.process_time()
     configs = take(int(line))
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(time.perf_counter() - start, time.process_time() - cpu, configs, memory, flush=True)
+    print(time.perf_counter() - start, time.process_time() - cpu, configs, memory.peak(), flush=True)
 
 
 class Worker:
@@ -230,14 +231,14 @@ class Worker:
     memory: peak in bytes.
   """
 
-  def __init__(self, job: str, data: str):
+  def __init__(self, job: str, data: str, batch_size: int):
     self.job = job
     self.step_ms: list[float] = []
     self.cpu_ms: list[float] = []
     self.config_rate: list[float] = []
     self.memory = 0.0
-    self._process = subprocess.Popen([sys.executable, '-m', 'benchmarks.train', f'--job={job}', f'--data={data}'],
-                                     cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, '-m', 'benchmarks.train', f'--job={job}', f'--data={data}', f'--batch_size={batch_size}']
+    self._process = subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     if self._process.stdout.readline() != 'ready\n':
       sys.exit(f'{job} failed')
     self._take(_WARM_UP)
@@ -265,18 +266,22 @@ class Worker:
 def table(workers: Sequence[Worker], idle: Worker) -> Iterator[str]:
   """Lines of text: medians, and how they compare with those of the naive job."""
   naive = next(worker for worker in workers if worker.job == _NAIVE)
-  yield (f'{"job":32} {"ms per step: min":>17} {"median":>7} {"max":>6} {"CPU ms":>7} {"configs/s":>10} '
-         f'{"of naive":>9} {"peak MB":>8} {"net MB":>7} {"of naive":>9}')
+  yield (f'{"":29} {"ms per step":>20} {"CPU":>5} {"steps/s":>8} {"configs/s":>10} {"of naive":>9} {"peak":>5} '
+         f'{"net of idle":>11} {"of":>5}')
+  yield (f'{"job":29} {"min":>6} {"median":>6} {"max":>6} {"ms":>5} {"of naive":>8} {"":>10} {"":>9} {"MB":>5} '
+         f'{"MB":>11} {"naive":>5}')
   for worker in workers:
     rate, net = statistics.median(worker.config_rate), worker.memory - idle.memory
-    yield (f'{worker.job:32} {min(worker.step_ms):17.1f} {statistics.median(worker.step_ms):7.1f} '
-           f'{max(worker.step_ms):6.1f} {statistics.median(worker.cpu_ms):7.1f} {rate:10,.0f} '
-           f'{rate / statistics.median(naive.config_rate):8.2f}x {worker.memory / 1e6:8,.0f} {net / 1e6:7,.0f} '
-           f'{net / (naive.memory - idle.memory):8.2f}x')
+    median = statistics.median(worker.step_ms)
+    yield (f'{worker.job:29} {min(worker.step_ms):6.1f} {median:6.1f} {max(worker.step_ms):6.1f} '
+           f'{statistics.median(worker.cpu_ms):5.1f} {statistics.median(naive.step_ms) / median:7.2f}x {rate:10,.0f} '
+           f'{rate / statistics.median(naive.config_rate):8.2f}x {worker.memory / 1e6:5,.0f} {net / 1e6:11,.0f} '
+           f'{net / (naive.memory - idle.memory):4.2f}x')
 
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument('--batch_size', type=int, default=10, help='modules per step')
   parser.add_argument('--steps', type=int, default=100, help='steps per round')
   parser.add_argument('--rounds', type=int, default=7, help='rounds of all jobs')
   parser.add_argument('--only', default='', help='measures only models with this in their name')
@@ -285,21 +290,24 @@ def main() -> None:
   parser.add_argument('--data', help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.job:
-    work(args.job, args.data)
+    work(args.job, args.data, args.batch_size)
     return
   names = [_MODEL] if args.quick else [name for name in models.MODELS if args.only in name]
   steps, rounds = (20, 1) if args.quick else (args.steps, args.rounds)
   with tempfile.TemporaryDirectory() as folder:
     data = write_dataset(pathlib.Path(folder))
     print(f'{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}; Python {platform.python_version()}, '
-          f'TensorFlow {tf.__version__}, TF-GNN {tfgnn.__version__}; {rounds} rounds of {steps} steps of {_BATCH} '
-          f'modules with {_CONFIGS} configs; {_SIZES}', flush=True)
-    idle = Worker(_IDLE, data)
-    workers = [Worker(job, data) for job in (_NAIVE, *names, *(name + _STATIC for name in names if name == _MODEL))]
+          f'TensorFlow {tf.__version__}, TF-GNN {tfgnn.__version__}; {rounds} rounds of {steps} steps of '
+          f'{args.batch_size} modules with {_CONFIGS} configs; {_SIZES}', flush=True)
+    idle = Worker(_IDLE, data, args.batch_size)
+    workers = [Worker(job, data, args.batch_size)
+               for job in (_NAIVE, *names, *(name + _STATIC for name in names if name == _MODEL))]
     try:
-      for _ in range(rounds):
+      for number in range(1, rounds + 1):
         for worker in workers:
           worker.measure(steps)
+        told = '  '.join(f'{worker.job} {worker.step_ms[-1]:.1f} ms' for worker in workers)
+        print(f'round {number}/{rounds}: {told}', file=sys.stderr, flush=True)
       print(*table(workers, idle), sep='\n')
     finally:
       for worker in (idle, *workers):

@@ -20,7 +20,7 @@ configs of each module, N ops, E edges, NC configurable ops.
 
 There is at least one op of padding. B is static; N, E and NC are so with `shapes`.
 
-Records are read from their shards by turns, shuffled within windows of some 128 MB, and packed until the ops of a batch
+Records are read from their shards by turns, shuffled within windows of some 32 MB, and packed until the ops of a batch
 are as many as those of `batch_size` modules of mean size. What comes at which place is decided by the seed and the
 number of the epoch alone, so that reading can go on anywhere.
 """

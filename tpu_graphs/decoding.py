@@ -19,6 +19,7 @@ from tpu_graphs.compat import tfgnn
 
 CONFIG_SAMPLINGS = ('uniform', 'fastest_biased')
 Parsed = Mapping[str, tf.RaggedTensor | tf.Tensor]
+OPS_MULTIPLE = 16  # Of ops, padding included: kernels are made anew for each number of rows, and kept.
 _KEPT = 'kept'  # Of the configurable ops of parsed records those that a segment holds, bool.
 _UNMEASURED_TIME = 1e30  # Later than any other time that is drawn.
 
@@ -66,7 +67,8 @@ class Decoder:
       parsed: of `parse`, m < B records.
       chosen: int32 [B, K], positions of configs in their records.
       real: bool [B, K], whether there is such a config.
-      totals: 'ops', 'edges', 'config_ops' -> their number, padding included; None for one op of padding and no more.
+      totals: 'ops', 'edges', 'config_ops' -> their number, padding included; None for no more than up to the next
+        multiple of `OPS_MULTIPLE` ops.
       draws: float32 [m, 2] in [0, 1), given with `segment_ops`: what ranges of ops are taken.
     """
     graph = _segments(parsed, draws, self.segment_ops) if draws is not None and self.segment_ops else parsed
@@ -75,7 +77,7 @@ class Decoder:
       names['config_ops'] = 'edges/configures.#target'
     numbers = {name: tf.shape(graph[feature].flat_values)[0] for name, feature in names.items()}
     if totals is None:
-      totals = {name: number + (1 if name == 'ops' else 0) for name, number in numbers.items()}
+      totals = numbers | {'ops': (numbers['ops'] // OPS_MULTIPLE + 1) * OPS_MULTIPLE}
     missing = {name: totals[name] - number for name, number in numbers.items()}
     sizes = self._sizes({name: graph[feature].row_splits for name, feature in names.items()}, totals)
 

@@ -25,7 +25,7 @@ from tpu_graphs import module as module_lib
 CYCLE = 16  # Shards that are read by turns.
 OVERSIZE = ('fail', 'skip', 'segment')
 _OPS = 1  # Its place among the fields of `Budget`.
-_WINDOW_BYTES = 128 << 20  # Records shuffled at a time; the next ones are read meanwhile.
+_WINDOW_BYTES = 32 << 20  # Records shuffled at a time; the next ones are read meanwhile.
 _PASS_BYTES = 8 << 20
 _MAX_COMPONENTS = 1.5  # Modules in a pack, over `batch_size`.
 _MAX_SLACK = 1.5  # Edges and configurable ops in a pack, over their mean times `batch_size`.

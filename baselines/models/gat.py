@@ -19,12 +19,14 @@ class GATv2Layer(parts.MessageLayer):
 
   def __init__(self, options: parts.PartOptions):
     super().__init__()
-    self._self = tf.keras.layers.Dense(options.hidden, use_bias=False)
+    self._project = parts.Projections(1 + 2 * options.num_relations, options.hidden)  # W, then each Q_r and V_r.
     self._attend = [_Attention(options) for _ in range(options.num_relations)]
 
   def update(self, state: tf.Tensor, messages: structure.BetweenOps) -> tf.Tensor:
-    return tf.add_n([self._self(state), *(attend(state, relation) for attend, relation in
-                                          zip(self._attend, messages.relations, strict=True))])
+    itself, *projected = self._project(state)
+    attended = [attend(queries, values, relation) for attend, queries, values, relation in zip(
+        self._attend, projected[::2], projected[1::2], messages.relations, strict=True)]
+    return tf.add_n([itself, *attended])
 
 
 class _Attention(tf.keras.layers.Layer):
@@ -32,23 +34,18 @@ class _Attention(tf.keras.layers.Layer):
 
   def __init__(self, options: parts.PartOptions):
     super().__init__()
-    self._heads = options.attention_heads
-    self._query = tf.keras.layers.Dense(options.hidden, use_bias=False)
-    self._value = tf.keras.layers.Dense(options.hidden, use_bias=False)
+    self._shape = [options.attention_heads, options.hidden // options.attention_heads]
 
   def build(self, input_shape):
-    self._score = self.add_weight('score', shape=[self._heads, self._query.units // self._heads])
+    self._score = self.add_weight('score', shape=self._shape)
     super().build(input_shape)
 
-  def call(self, state: tf.Tensor, relation: structure.Relation) -> tf.Tensor:
-    """[N, K, any] -> [N, K, H]."""
-    values = relation.senders.spread(self._by_head(self._value(state)))  # [M, K, heads, H / heads]
-    queries = relation.receivers.spread(self._by_head(self._query(state)))
+  def call(self, queries: tf.Tensor, values: tf.Tensor, relation: structure.Relation) -> tf.Tensor:
+    """[N, K, H] twice -> [N, K, H]."""
+    shape = tf.shape(values)
+    by_head = tf.concat([shape[:-1], self._shape], axis=0)
+    values = relation.senders.spread(tf.reshape(values, by_head))  # [M, K, heads, H / heads]
+    queries = relation.receivers.spread(tf.reshape(queries, by_head))
     scores = tf.reduce_sum(tf.nn.leaky_relu(queries + values) * self._score, axis=-1, keepdims=True)
     weights = relation.receivers.softmax(scores)  # [M, K, heads, 1]
-    sums = relation.receivers.sum(weights * values)  # [N, K, heads, H / heads]
-    return tf.reshape(sums, [-1, tf.shape(state)[1], self._query.units])
-
-  def _by_head(self, state: tf.Tensor) -> tf.Tensor:
-    """[N, K, H] -> [N, K, heads, H / heads]."""
-    return tf.reshape(state, [-1, tf.shape(state)[1], self._heads, state.shape[2] // self._heads])
+    return tf.reshape(relation.receivers.sum(weights * values), shape)  # Of [N, K, heads, H / heads].

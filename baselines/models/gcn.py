@@ -19,7 +19,7 @@ class GCNLayer(parts.MessageLayer):
 
   def __init__(self, options: parts.PartOptions):
     super().__init__()
-    self._dense = [tf.keras.layers.Dense(options.hidden, use_bias=False) for _ in range(options.num_relations)]
+    self._project = parts.Projections(options.num_relations, options.hidden)
 
   def update(self, state: tf.Tensor, messages: structure.Messages) -> tf.Tensor:
-    return messages.convolve([dense(state) for dense in self._dense])
+    return messages.convolve(self._project(state))

@@ -18,9 +18,8 @@ class SAGELayer(parts.MessageLayer):
 
   def __init__(self, options: parts.PartOptions):
     super().__init__()
-    self._self = tf.keras.layers.Dense(options.hidden, use_bias=False)
-    self._neighbours = [tf.keras.layers.Dense(options.hidden, use_bias=False)
-                        for _ in range(options.num_relations)]
+    self._project = parts.Projections(1 + options.num_relations, options.hidden)
 
   def update(self, state: tf.Tensor, messages: structure.Messages) -> tf.Tensor:
-    return messages.mean(self._self(state), [dense(state) for dense in self._neighbours])
+    itself, *sent = self._project(state)
+    return messages.mean(itself, sent)

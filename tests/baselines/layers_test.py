@@ -30,17 +30,16 @@ def _relations(edges, directed):
 
 def _kernels(layer):
   """Name of each kernel of a layer -> float64 array."""
-  if isinstance(layer, parts.NoMessages):
-    found = {'self': layer._dense.kernel}
-  elif isinstance(layer, gcn.GCNLayer):
-    found = {str(r): dense.kernel for r, dense in enumerate(layer._dense)}
-  elif isinstance(layer, sage.SAGELayer):
-    found = {'self': layer._self.kernel, **{str(r): dense.kernel for r, dense in enumerate(layer._neighbours)}}
-  else:
-    found = {'self': layer._self.kernel}
-    for r, attend in enumerate(layer._attend):
-      found |= {f'{r} query': attend._query.kernel, f'{r} value': attend._value.kernel, f'{r} score': attend._score}
-  return {name: kernel.numpy().astype(np.float64) for name, kernel in found.items()}
+  kernels = layer._project.kernels.numpy().astype(np.float64)
+  if isinstance(layer, gcn.GCNLayer):
+    return {str(r): kernel for r, kernel in enumerate(kernels)}
+  if not isinstance(layer, gat.GATv2Layer):
+    return {'self': kernels[0], **{str(r): kernel for r, kernel in enumerate(kernels[1:])}}
+  found = {'self': kernels[0]}
+  for r, attend in enumerate(layer._attend):
+    found |= {f'{r} query': kernels[1 + 2 * r], f'{r} value': kernels[2 + 2 * r],
+              f'{r} score': attend._score.numpy().astype(np.float64)}
+  return found
 
 
 def _update(name, kernels, x, relations):
