@@ -107,7 +107,7 @@ class Loop:
         self._shown = now
         self._show(f'epoch {progress.epoch}/{self._options.epochs}  step {progress.step}/{steps}  '
                    f'loss {progress.loss / progress.step:.4f}  {self._speed(steps)}')
-        self._summarize({'loss': taken.loss / taken.count})
+        self._summarize({'steps/loss': taken.loss / taken.count})
       self._interrupts.check()
       if now - self._saved > self._checkpoint_seconds:
         self._save()

@@ -271,6 +271,9 @@ class Plan:
     for name, value in (('packs', packs), ('replicas', replicas), ('num_inputs', num_inputs)):
       if value < 1:
         raise errors.InputError('number too small', where=name, found=value, expected='>= 1')
+    if chunked and options.oversize == 'segment':
+      raise errors.InputError('configs of a whole module wanted', where='oversize', found="'segment'",
+                              expected='fail or skip')
     shards = directory.split(split)
     if len(shards.shards) < num_inputs:
       raise errors.InputError('fewer shards than inputs', path=os.path.join(directory.path, split),

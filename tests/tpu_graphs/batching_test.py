@@ -10,6 +10,7 @@ import tensorflow as tf
 from tests import testing
 from tpu_graphs import batching
 from tpu_graphs import datasets
+from tpu_graphs import decoding
 from tpu_graphs import errors
 from tpu_graphs import npz
 from tpu_graphs import packing
@@ -264,6 +265,13 @@ def test_components_are_static(directory, shapes):
   assert spec.node_sets_spec['op'].sizes_spec.shape == [size]
 
 
+def test_sizes_that_are_not_static_come_in_steps(directory):
+  for graph in _batches(directory):
+    sizes = graph.node_sets['op'].sizes.numpy()
+    assert sizes.sum() % decoding.OPS_MULTIPLE == 0
+    assert 1 <= sizes[-1] <= decoding.OPS_MULTIPLE
+
+
 def test_a_pack_is_padded_to_the_smallest_shape_that_fits(directory):
   options = _options(shapes=3, batch_size=2)
   budgets = batching.plan_of(directory, 'train', options).budgets
@@ -390,7 +398,7 @@ def test_modules_that_are_too_large_are_left_out(directory, sources, measured):
   assert max(graph.node_sets['op'].total_size for graph in batches) <= 8
 
 
-@pytest.mark.parametrize('shapes', [None, 2])
+@pytest.mark.parametrize('shapes', [None, 1, 2])
 def test_segments_of_modules_that_are_too_large(directory, sources, measured, shapes):
   length = 6
   options = _options(max_ops=length, oversize='segment', shapes=shapes, batch_size=1)
@@ -420,6 +428,12 @@ def test_segments_of_modules_that_are_too_large(directory, sources, measured, sh
       starts[component.module_id].add(start)
   assert {name for name, found in starts.items() if len(found) > 1} <= dict(plan.oversize).keys()
   assert len(starts['large']) > 1
+
+
+def test_segments_are_not_scored(directory):
+  options = _options(max_ops=6, oversize='segment')
+  with pytest.raises(errors.InputError, match=r'oversize.*segment.*fail or skip'):
+    batching.plan_of(directory, 'train', options, chunked=True)
 
 
 def test_segments_do_not_depend_on_the_elements_that_packs_are_in(directory):
