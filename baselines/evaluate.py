@@ -69,10 +69,14 @@ def evaluate_all(*, runs: Sequence[str], data: str, splits: Sequence[str], out: 
     InputError: a run or the data cannot be used, they do not fit each other, or a result cannot be written.
   """
   directory = datasets.open_directory(data)
-  for flag, names in (('--run', [os.path.abspath(run) for run in runs]), ('--split', splits)):
-    if len(set(names)) < len(names):
+  for flag, names in (('--run', runs), ('--split', splits)):
+    if '' in names:
+      raise errors.InputError('empty name', where=flag, found=','.join(names), fix='remove the comma that is too many')
+    if len(set(map(os.path.abspath, names))) < len(names):
       raise errors.InputError('given twice', where=flag, found=','.join(names))
   loaded = [runs_lib.load_for(run, directory) for run in runs]
+  for run in loaded:
+    report_lib.history(run)  # What is damaged is told before anything is written.
   num_ops = {split: evaluation.num_ops(directory, split) for split in splits}
   indices = None
   if config_indices is not None:
@@ -217,8 +221,8 @@ def _describe_numbers(content: Mapping[str, Any]) -> list[str]:
     told = '' if interval['low'] is None else f'{interval["low"]:.4f} to {interval["high"]:.4f}'
     line = f'{label:14}{_number(content["model"][name]):>9}  {told:^18}' + ''.join(
         f'{_number(content[column][name]):>9}' for column in columns)
-    undefined = content['model']['undefined'].get(name)
-    lines.append(line + (f'  undefined for {undefined} modules' if undefined else ''))
+    undefined, total = content['model']['undefined'].get(name), content['model']['num_modules']
+    lines.append(line + (f'  undefined for {undefined:,} of {total:,} modules' if undefined else ''))
   return lines
 
 

@@ -187,12 +187,15 @@ def _quality(run: runs.Run) -> list[str]:
   names = [name for name in dict.fromkeys(name for result in results.values() for name in result['model'])
            if _FIGURE.fullmatch(name)]
 
-  def figure(value: float | None) -> str:
-    return '' if value is None else f'{value:.4f}'
+  def figure(result: dict[str, Any], name: str) -> str:
+    value, undefined = result.get(name), result.get('undefined', {}).get(name)
+    told = '' if value is None else f'{value:.4f}'
+    return f'{told} (undefined for {undefined})' if undefined else told
 
-  return ['Means over modules.', '', f'| split | modules | {" | ".join(names)} |', '|---' * (2 + len(names)) + '|', *(
-      f'| {split} | {result["model"].get("num_modules", "")} | '
-      f'{" | ".join(figure(result["model"].get(name)) for name in names)} |' for split, result in results.items())]
+  rows = [[split, str(result['model'].get('num_modules', '')), *(figure(result['model'], name) for name in names)]
+          for split, result in results.items()]
+  head = [['split', 'modules', *names], ['---'] * (2 + len(names))]
+  return ['Means over the modules for which they are defined.', '', *(f'| {" | ".join(row)} |' for row in head + rows)]
 
 
 def _define_flags(flag_values) -> None:

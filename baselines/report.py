@@ -26,6 +26,7 @@ from baselines import runs
 from baselines import training
 import tpu_graphs
 from tpu_graphs import datasets
+from tpu_graphs import errors
 from tpu_graphs import metrics
 from tpu_graphs import programs
 
@@ -126,19 +127,27 @@ def _run(run: runs.Run, label: str) -> dict[str, Any]:
   model, learnt = config.get('model', {}), config.get('training', {})
   flags = {'model': model.get('name'), **model.get('parts', {}), **learnt, 'valid_split': config.get('valid_split')}
   data = config.get('data', {}).get('path', 'DATA')
-  return {'label': label, 'path': run.path, 'model': run.options.name, 'config': config, 'history': _history(run),
+  return {'label': label, 'path': run.path, 'model': run.options.name, 'config': config, 'history': history(run),
           'command': _command(['tpu-graphs', 'train', f'--data={data}', f'--out={run.path}', *_flags(flags)])}
 
 
-def _history(run: runs.Run) -> dict[str, Any] | None:
-  """The training curves; speeds, which tell of the machine, are left out."""
+def history(run: runs.Run) -> dict[str, Any] | None:
+  """The training curves; speeds, which tell of the machine, are left out.
+
+  Raises:
+    InputError: they are damaged.
+  """
   path = os.path.join(run.path, runs.HISTORY_NAME)
   if not tf.io.gfile.exists(path):
     return None
-  header, *rows = csv.reader(datasets.read_text(path).splitlines())
-  kept = [i for i, name in enumerate(header) if not name.endswith('_per_second')]
-  columns = [header[i] for i in kept]
-  values = [[_rounded(float(row[i])) if row[i] else None for i in kept] for row in rows]
+  try:
+    header, *rows = csv.reader(datasets.read_text(path).splitlines())
+    kept = [i for i, name in enumerate(header) if not name.endswith('_per_second')]
+    columns = [header[i] for i in kept]
+    values = [[_rounded(float(row[i])) if row[i] else None for i in kept] for row in rows]
+  except (csv.Error, IndexError, ValueError) as error:
+    raise errors.InputError('damaged history', path=path, found=error, expected='a row of numbers for each epoch',
+                            fix='copy or train the run again, or remove the file') from error
   metric = f'{run.config.get("valid_split")}_{run.config.get("training", {}).get("metric")}'
   best = None
   if metric in columns:

@@ -163,7 +163,8 @@ def read_text(path: str) -> str:
     with tf.io.gfile.GFile(path) as file:
       return file.read()
   except tf.errors.NotFoundError as error:
-    raise errors.InputError('file missing', path=path, fix='copy the directory again') from error
+    raise errors.InputError('file missing', path=path,
+                            fix='check its name, or copy the directory it belongs to again') from error
   except (UnicodeDecodeError, tf.errors.OpError) as error:
     raise errors.InputError('cannot read file', path=path, found=' '.join(str(error).split())) from error
 

@@ -219,6 +219,13 @@ function ruler(name) {
       legend(known.map(([kind, value]) => ['line', marks[kind], `${kind} ${number(value)}`])));
 }
 
+// Tells for how many modules a mean speaks, where that is not all.
+function leftOut(model, name) {
+  const undefinedFor = model.undefined[name];
+  return undefinedFor ? element('p', {}, `of ${count(model.num_modules - undefinedFor)} of ` +
+      `${counted(model.num_modules, 'module')}; the others have none`) : null;
+}
+
 function headline() {
   const several = runsShown().length > 1;
   const cards = data.headline.map(name => element('div', {class: 'card'},
@@ -228,7 +235,8 @@ function headline() {
         return element('div', {class: series(run)},
                        several ? element('span', {class: 'name'}, `${data.runs[run].label} `) : null,
                        element('span', {class: several ? 'value several' : 'value'}, number(model[name])), ' ',
-                       element('span', {class: 'interval'}, interval(intervals[name]?.low, intervals[name]?.high)));
+                       element('span', {class: 'interval'}, interval(intervals[name]?.low, intervals[name]?.high)),
+                       leftOut(model, name));
       })), ruler(name)));
   const {numbers} = judged(state.run);
   const rows = [...data.metrics, {name: 'opa_pooled', label: 'OPA, pooled', help: 'the pairs of all modules together'}];
@@ -240,7 +248,8 @@ function headline() {
         {label: '95 % interval', value: row => numbers.intervals[row.name]?.low ?? null,
          show: row => interval(numbers.intervals[row.name]?.low, numbers.intervals[row.name]?.high) || '–'},
         ...['random', 'default', 'oracle'].map(kind => ({label: kind, value: row => numbers[kind][row.name]})),
-        {label: 'undefined', title: 'modules that the mean leaves out: one config, or no two different runtimes',
+        {label: 'undefined', title: 'modules that the mean leaves out: one config, no two different runtimes, or for ' +
+          'Kendall\'s tau no two different scores',
          value: row => numbers.model.undefined[row.name] ?? null,
          show: row => row.name in numbers.model.undefined ? count(numbers.model.undefined[row.name]) : number(null)},
       ], rows, {column: null, descending: false});
@@ -326,12 +335,15 @@ function modules() {
 }
 
 function worst() {
-  const rows = rowsOfModules().filter(row => isNumber(row.values[state.metric]))
-      .sort((a, b) => worse(a.values[state.metric], b.values[state.metric])).slice(0, WORST);
+  const all = rowsOfModules();
+  const rows = all.filter(row => isNumber(row.values[state.metric]))
+      .sort((a, b) => worse(a.values[state.metric], b.values[state.metric]));
+  const without = all.length - rows.length;
+  const told = `By ${metric().label}` + (without ? `; ${counted(without, 'module')} without one not listed.` : '.');
   const columns = [moduleColumns()[0], moduleColumns()[1], moduleColumns()[2],
                    {label: metric().label, value: row => row.values[state.metric], bar: !metric().higher}];
-  return section('worst', 'Worst modules', `By ${metric().label}.`, table(
-      'Worst modules', columns, rows, {column: 3, descending: !metric().higher}).node);
+  return section('worst', 'Worst modules', told, table(
+      'Worst modules', columns, rows.slice(0, WORST), {column: 3, descending: !metric().higher}).node);
 }
 
 function bySize() {

@@ -169,7 +169,7 @@ def test_command_prints_a_table_and_writes_below_the_run(data, run, valid, tmp_p
   out = capsys.readouterr().out
   result = json.loads((valid / runs.METRICS_NAME).read_text())
   assert f'{result["model"]["opa"]:.4f}' in out
-  assert 'undefined for 2 modules' in out
+  assert f'undefined for 2 of {result["model"]["num_modules"]} modules' in out
   for name in (runs.PER_MODULE_NAME, runs.RANKINGS_NAME):
     assert (tmp_path / 'run' / 'valid' / name).read_bytes() == (valid / name).read_bytes()
 
@@ -405,6 +405,7 @@ def test_runs_are_told_apart(paths, expected):
 @pytest.mark.parametrize(('flags', 'code', 'told'), [
     (['--split=valid,nope'], 2, 'must be of train, valid, test'), (['--split='], 2, 'must be of train, valid, test'),
     (['--split=valid,valid'], 1, '--split: given twice'), (['--run={run}/'], 1, '--run: given twice'),
+    (['--run={run},'], 1, '--run: empty name'),
     (['--report=report.json'], 1, 'expected FILE.html'), (['--out='], 1, '--out: result cannot lie in the data')])
 def test_wrong_flags_are_one_line(flags, code, told, data, run, capsys):
   flags = [flag.format(run=run) for flag in flags]

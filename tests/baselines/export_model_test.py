@@ -57,7 +57,8 @@ def folder(kind, tmp_path_factory):
   run = testing.write_run(str(folder / 'run'), data)
   (folder / 'run' / 'valid').mkdir()
   (folder / 'run' / 'valid' / 'metrics.json').write_text(json.dumps(
-      {'model': {'num_modules': 7, 'opa': 0.8765, 'top_5_error': None, 'opa_pooled': 0.5}}), encoding='utf-8')
+      {'model': {'num_modules': 7, 'opa': 0.8765, 'top_5_error': None, 'opa_pooled': 0.5,
+                 'undefined': {'opa': 3, 'top_5_error': 0}}}), encoding='utf-8')
   export_model.export_model(run=run, out=str(folder / 'out'))
   return folder
 
@@ -113,7 +114,7 @@ def test_what_a_caller_must_know_lies_inside(folder, kind):
   assert 'convolution' in opcodes
   card = (folder / 'out' / 'README.md').read_text(encoding='utf-8')
   for told in (f'# {content["model"]["name"]} ', '| layout padding | -1', 'degree.operands, degree.consumers é',
-               '| valid | 7 | 0.8765 |  |', '`extra_feat` float32 [N, 2]', '## Licence'):
+               '| valid | 7 | 0.8765 (undefined for 3) |  |', '`extra_feat` float32 [N, 2]', '## Licence'):
     assert told in card
   assert 'opa_pooled' not in card
 

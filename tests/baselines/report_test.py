@@ -24,6 +24,7 @@ from baselines.models import parts
 from pipelines import convert
 from tpu_graphs import config_indices
 from tpu_graphs import datasets
+from tpu_graphs import errors
 from tpu_graphs import feature_choices
 from tpu_graphs import intervals
 from tpu_graphs import manifest
@@ -159,6 +160,14 @@ def test_history_and_its_best_epoch(tmp_path):
   (found,) = data_of(page([result([scored('a')], path=str(path))]))['runs']
   assert found['history'] == {'columns': ['epoch', 'loss', 'valid_opa'], 'best': 2,
                               'rows': [[1, 2.5, 0.6], [2, 2.0, 0.8], [3, 1.5, None]]}
+
+
+@pytest.mark.parametrize('text', ['', 'epoch,loss\n1\n', 'epoch,loss\n1,abc\n'])
+def test_damaged_history_is_named(text, tmp_path):
+  (tmp_path / 'history.csv').write_text(text)
+  with pytest.raises(errors.InputError, match=r'damaged history.*row of numbers') as info:
+    page([result([scored('a')], path=str(tmp_path))])
+  assert info.value.path == str(tmp_path / 'history.csv')
 
 
 def parsed(command, define_flags):
@@ -401,6 +410,15 @@ def test_few_or_undefined(visit, modules):
   assert texts(browser, 'h2')[-1] == 'Run, data and how to reproduce'
   shown = browser.execute_script('return document.getElementById("main").innerHTML')
   assert re.search(r'NaN|Infinity|undefined(?!<)', shown.replace('undefined: one', '')) is None
+
+
+def test_means_over_some_of_the_modules_tell_so(visit):
+  browser = visit(page([result([scored('single', configs=1), scored('a'), scored('b')])]))
+  assert all('of 2 of 3 modules; the others have none' in text for text in texts(browser, '.card'))
+  assert '1 module without one not listed' in texts(browser, '#worst')[0]
+  browser = visit(page([result([scored('a'), scored('b')])]))
+  assert not any('the others' in text for text in texts(browser, '.card'))
+  assert 'not listed' not in texts(browser, '#worst')[0]
 
 
 def test_layout_has_its_own_metrics(visit):
