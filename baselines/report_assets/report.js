@@ -118,7 +118,7 @@ function ticksOf(low, high, log, wanted) {
     }
     const inside = powers.filter(tick => tick >= low * 0.999 && tick <= high * 1.001);
     const tens = inside.filter(tick => Number.isInteger(Math.log10(tick)) || Math.abs(Math.log10(tick) % 1) < 1e-9);
-    return inside.length > 2 * wanted && tens.length > 1 ? tens : inside;
+    if (inside.length > 1) return inside.length > 2 * wanted && tens.length > 1 ? tens : inside;
   }
   const rough = (high - low) / wanted;
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -428,14 +428,24 @@ function showModule(i, scroll = true) {
   next.querySelector('#module').focus({preventScroll: true});
 }
 
+/** Name of a column of the history -> its heading: valid_top_1_error -> valid top-1 error. */
+function headingOf(name) {
+  const [, split, judged] = name.match(/^(train|valid|test)_(.*)$/) ?? [];
+  return metricOf(judged) ? `${split} ${metricOf(judged).label}` : name.replaceAll('_', ' ');
+}
+
 function training() {
   const {label, history} = data.runs[state.run];
   if (!history) return section('training', 'Training', `${label} has no history.csv.`);
   const [epochs, ...columns] = history.columns.map((name, i) => ({name, values: history.rows.map(row => row[i])}));
+  if (history.rows.length === 1) {
+    return section('training', 'Training', `${label}, 1 epoch.`, element('dl', {class: 'pairs'}, columns.flatMap(
+        column => pairs(String(column.values[0] ?? '–'), headingOf(column.name)))));
+  }
   const charts = columns.filter(column => column.values.some(isNumber)).map(column => {
     const points = column.values.map((value, i) => [epochs.values[i], value]).filter(point => isNumber(point[1]));
     const best = points.filter(point => point[0] === history.best);
-    return element('div', {}, element('h3', {}, column.name.replaceAll('_', ' ')), chart(
+    return element('div', {}, element('h3', {}, headingOf(column.name)), chart(
         `${column.name} by epoch`, {label: 'epoch'}, {label: ''}, {
           height: 190, lines: [{points, style: series(state.run)}],
           dots: (points.length === 1 ? points : best).map(([x, y]) => ({

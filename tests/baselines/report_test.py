@@ -431,8 +431,22 @@ def test_layout_has_its_own_metrics(visit):
 def test_training_curves(visit, tmp_path):
   (tmp_path / 'history.csv').write_text(HISTORY)
   browser = visit(page([result([scored('a')], path=str(tmp_path))]))
-  assert texts(browser, '#training h3') == ['loss', 'valid opa']
+  assert texts(browser, '#training h3') == ['loss', 'valid OPA']
   assert texts(browser, '#training title') == ['epoch 2: 2.0000', 'epoch 2: 0.8000']
+
+
+def test_training_of_one_epoch_is_told_in_numbers(visit, tmp_path):
+  (tmp_path / 'history.csv').write_text('epoch,loss,valid_top_5_error,learning_rate\n1,2.5,0.25,0.001\n')
+  browser = visit(page([result([scored('a')], path=str(tmp_path))]))
+  assert browser.find_elements('css selector', '#training svg') == []
+  assert texts(browser, '#training dt') == ['loss', 'valid top-5 error', 'learning rate']
+  assert texts(browser, '#training dd') == ['2.5', '0.25', '0.001']
+
+
+def test_a_narrow_logarithmic_axis_has_several_ticks(visit):
+  browser = visit(page([dataclasses.replace(result([scored('a'), scored('b')]), num_ops={'a': 60, 'b': 190})]))
+  shown = [float(text) for text in texts(browser, '#size svg text') if re.fullmatch(r'[\d.]+', text)]
+  assert len([tick for tick in shown if 60 <= tick <= 190]) > 1
 
 
 def luminance(color):
