@@ -188,6 +188,9 @@ class Ranker:
     reduced = self._reduced(module)
     scores = self._scores(reduced)
     order = np.argsort(scores, kind='stable')
+    if module.num_configs > 1 and scores.min() == scores.max():
+      notes.append(f'all {module.num_configs:,} configs have the same score: their order says nothing; the model may '
+                   'need more training')
     notes += self._out_of_range(reduced)
     differences = self._differences(module, order, scores, program, explain) if explain else ()
     return Ranking(order=order, scores=scores, module=module, program=program, notes=tuple(notes),

@@ -94,6 +94,17 @@ def test_score_that_is_no_number(ranker, module):
     broken.rank(module)
 
 
+def test_scores_that_are_all_the_same_are_told(ranker, module):
+  dead = ranking.Ranker(ranker.run.path)
+  for variable in dead.run.model.trainable_variables:
+    variable.assign(np.zeros(variable.shape))
+  found = dead.rank(module)
+  np.testing.assert_array_equal(found.order, np.arange(module.num_configs))
+  assert f'all {module.num_configs} configs have the same score' in found.notes[0]
+  assert not any('same score' in note for note in ranker.rank(module).notes)
+  assert not any('same score' in note for note in dead.rank(module.select_configs([0])).notes)
+
+
 @_of_layouts
 def test_program_in_every_form_is_the_same(ranker):
   program = hlo.read(_PROGRAM.read_bytes(), kind='layout').program(0)
