@@ -20,9 +20,9 @@ configs of each module, N ops, E edges, NC configurable ops.
 
 There is at least one op of padding. B is static; N, E and NC are so with `shapes`.
 
-Records are read from their shards by turns, shuffled within windows of some 32 MB, and packed until the ops of a batch
-are as many as those of `batch_size` modules of mean size. What comes at which place is decided by the seed and the
-number of the epoch alone, so that reading can go on anywhere.
+Records are read from their shards by turns into a pool of some 16 MB, which each leaves after a random time, and packed
+until the ops of a batch are as many as those of `batch_size` modules of mean size. What comes at which place is decided
+by the seed and the number of the epoch alone, so that reading can go on anywhere.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tpu_graphs.compat import tfgnn
 
 Budget = packing.Budget
 BatchOptions = packing.BatchOptions
-_FOR_SAMPLES = 2  # Numbers below are for the seeds of the order.
+_FOR_SAMPLES = 3  # Numbers below are for the seeds of the order.
 _FOR_RANGES = 1 << 32  # Beyond the number of any pack.
 
 
@@ -134,36 +134,44 @@ def _packs(plan: packing.Plan, epoch: tf.Tensor, input_index: int, first: tf.Ten
   by_turns = tf.data.Dataset.from_tensor_slices(planned.files).batch(packing.CYCLE).flat_map(
       lambda files: tf.data.Dataset.from_tensor_slices(files).interleave(
           tf.data.TFRecordDataset, cycle_length=packing.CYCLE, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True))
-  windows = by_turns.batch(plan.window).concatenate(tf.data.Dataset.from_tensors(tf.constant([], tf.string)))
+  blocks = by_turns.batch(plan.block).concatenate(tf.data.Dataset.from_tensors(tf.constant([], tf.string)))
 
-  def cut(carried: tf.Tensor, window: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Finds the elements that end in a window; what begins and does not end is carried to the next."""
-    number, data = window
-    begin = tf.where(number > 0, planned.window_ends[tf.maximum(number - 1, 0)], 0)
-    end = planned.window_ends[number]
+  def take(state: tuple[tf.Tensor, ...], numbered: tuple[tf.Tensor, tf.Tensor]
+           ) -> tuple[tuple[tf.Tensor, ...], dict[str, tf.Tensor]]:
+    """Reads a block into the pool, takes the records of a round from there, and finds the elements that end with them;
+    what begins and does not end is carried to the next round."""
+    number, read = numbered
+    carried, *pool = *state, read
+    leaving = []
+    for i, block in enumerate(pool, start=1 - len(pool)):
+      rounds = planned.rounds[tf.maximum((number + i) * plan.block, 0):][:tf.shape(block)[0]]
+      leaving.append(tf.boolean_mask(block, rounds == number))
+    data = tf.concat(leaving, 0)
+    begin = tf.where(number > 0, planned.round_ends[tf.maximum(number - 1, 0)], 0)
+    end = planned.round_ends[number]
     opened, closed = (tf.searchsorted(bounds[1:], [at], side='right', out_type=tf.int64)[0] for at in (begin, end))
     opened = tf.where(number > 0, opened, 0)
     rest = tf.gather(data, planned.places[tf.maximum(bounds[closed], begin):end])
     kept = tf.where(closed == opened, tf.shape(carried)[0], 0)
-    return tf.concat([carried[:kept], rest], 0), {
+    return (tf.concat([carried[:kept], rest], 0), *pool[1:]), {
         'data': data, 'carried': carried, 'begin': begin, 'opened': opened, 'closed': closed}
 
-  def elements(window: dict[str, tf.Tensor]) -> tf.data.Dataset:
+  def elements(taken: dict[str, tf.Tensor]) -> tf.data.Dataset:
 
     def element(number: tf.Tensor) -> dict[str, tf.Tensor]:
       starts = planned.pack_starts[number * packs:(number + 1) * packs + 1]
       begin, end = starts[0], starts[packs]
-      kept = tf.where(begin < window['begin'], tf.shape(window['carried'])[0], 0)
-      mine = tf.gather(window['data'], planned.places[tf.maximum(begin, window['begin']):end])
-      return {'records': tf.concat([window['carried'][:kept], mine], 0), 'items': planned.items[begin:end],
+      kept = tf.where(begin < taken['begin'], tf.shape(taken['carried'])[0], 0)
+      mine = tf.gather(taken['data'], planned.places[tf.maximum(begin, taken['begin']):end])
+      return {'records': tf.concat([taken['carried'][:kept], mine], 0), 'items': planned.items[begin:end],
               'pack_starts': tf.ensure_shape(starts - begin, [packs + 1]),
               'shape': planned.shapes[number // plan.replicas],
               'seeds': seed + number * packs + tf.range(packs, dtype=tf.int64)[:, tf.newaxis]}
 
-    return tf.data.Dataset.range(tf.maximum(window['opened'], first), window['closed']).map(element)
+    return tf.data.Dataset.range(tf.maximum(taken['opened'], first), taken['closed']).map(element)
 
-  found = windows.prefetch(1).enumerate().scan(tf.constant([], tf.string), cut)
-  return found.flat_map(elements)
+  taken = blocks.prefetch(1).enumerate().scan((tf.constant([], tf.string),) * plan.max_rounds, take)
+  return taken.flat_map(elements)
 
 
 def _to_graph(plan: packing.Plan, with_ids: bool, element: dict[str, tf.Tensor]) -> tfgnn.GraphTensor:

@@ -25,7 +25,8 @@ from tpu_graphs import module as module_lib
 CYCLE = 16  # Shards that are read by turns.
 OVERSIZE = ('fail', 'skip', 'segment')
 _OPS = 1  # Its place among the fields of `Budget`.
-_WINDOW_BYTES = 32 << 20  # Records shuffled at a time; the next ones are read meanwhile.
+_POOL_BYTES = 16 << 20  # Of the records that are held to be shuffled.
+_MAX_ROUNDS = 8  # That a record may stay in the pool.
 _PASS_BYTES = 8 << 20
 _MAX_COMPONENTS = 1.5  # Modules in a pack, over `batch_size`.
 _MAX_SLACK = 1.5  # Edges and configurable ops in a pack, over their mean times `batch_size`.
@@ -209,27 +210,30 @@ class EpochPlan:
   Attributes:
     files: string [F], the shards in the order in which they are read.
     items: int64 [I], numbers of the items in the order of packs.
-    places: int64 [I], where their records are in their windows.
-    window_ends: int64 [W + 1], number of items up to the end of each window and of an empty one after the last.
+    rounds: int64 [R], the round in which each record leaves the pool, in the order in which they are read.
+    places: int64 [I], of the records of items among those that leave in the same round.
+    round_ends: int64 [W + 1], number of items up to the end of each round and of an empty one after the last.
     pack_starts: int64 [number of packs + 1], number of items before each pack; packs of padding are at the end.
     shapes: int64 [G], index of the budget of each global batch.
   """
   files: tf.Tensor
   items: tf.Tensor
+  rounds: tf.Tensor
   places: tf.Tensor
-  window_ends: tf.Tensor
+  round_ends: tf.Tensor
   pack_starts: tf.Tensor
   shapes: tf.Tensor
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Packed:
-  """An epoch of all inputs, one input after the other: F shards, I items, W windows, P packs, G global batches.
+  """An epoch of all inputs, one after the other: F shards, R records, I items, W rounds, P packs, G global batches.
 
   Attributes:
     files: int64 [F], in the order in which they are read.
     items, places: int64 [I]; see `EpochPlan`.
-    window_ends: int64 [W], number of items up to the end of each window.
+    rounds: int64 [R], as in `EpochPlan`, but counted over all inputs.
+    round_ends: int64 [W], number of items up to the end of each round.
     starts: int64 [P], number of items before each pack.
     inputs: int64 [P], of each pack.
     totals: int64 [P, 4], sizes of each pack.
@@ -237,8 +241,9 @@ class _Packed:
   """
   files: tf.Tensor
   items: tf.Tensor
+  rounds: tf.Tensor
   places: tf.Tensor
-  window_ends: tf.Tensor
+  round_ends: tf.Tensor
   starts: tf.Tensor
   inputs: tf.Tensor
   totals: tf.Tensor
@@ -253,7 +258,8 @@ class Plan:
     split: 'train', 'valid' or 'test'.
     options: as given.
     packs, replicas, num_inputs, chunked: as given; see `batching.batches`.
-    window: number of records that are shuffled at a time.
+    block: number of records that are read in a round.
+    max_rounds: number of rounds that a record may stay in the pool, that of its block included.
     first_config: int64 [I], of each item; 0 where configs are sampled.
     budgets: sizes to pad a pack to, ascending; without `options.shapes` one, of which the components only count.
     unmeasured: number of records left out because none of their configs is measured.
@@ -281,7 +287,12 @@ class Plan:
                               fix=f'convert with --num_shards={num_inputs} or more')
     self.directory, self.split, self.options = directory, split, options
     self.packs, self.replicas, self.num_inputs, self.chunked = packs, replicas, num_inputs, chunked
-    self.window = max(1, min(shards.records, _WINDOW_BYTES * shards.records // max(shards.bytes, 1)))
+    pool = max(1, _POOL_BYTES * shards.records // max(shards.bytes, 1))
+    if pool >= shards.records and not chunked:
+      self.block, self.max_rounds = shards.records, 1
+    else:
+      self.block = -(-pool // _MAX_ROUNDS)
+      self.max_rounds = 1 if chunked else -(-pool // self.block)
     found = read_sizes(directory, split)
     kept = np.ones(found.configs.size, bool) if chunked else found.measured
     self.unmeasured = int((~kept).sum())
@@ -313,11 +324,10 @@ class Plan:
     self._item_ends = np.concatenate([[0], np.cumsum(items)])
     self._input_of_item = np.repeat(inputs, items)
     place = np.arange(records.sum()) - np.repeat(np.cumsum(records) - records, records)  # In what the input reads.
-    self._place = place % self.window
-    windows = -(-records // self.window)
-    self._window = place // self.window + np.repeat(np.cumsum(windows) - windows, records)
-    self._window_ends = np.cumsum(np.bincount(self._window, minlength=windows.sum()))  # In records.
-    self._windows = np.concatenate([[0], np.cumsum(windows)])
+    rounds = -(-records // self.block)
+    self._record_ends, self._round_ends = (np.concatenate([[0], np.cumsum(numbers)]) for numbers in (records, rounds))
+    self._first_round = place // self.block + np.repeat(self._round_ends[:-1], records)
+    self._last_round = np.repeat(self._round_ends[1:] - 1, records)
 
   def _learn_budgets(self) -> None:
     """Sets the limits of a pack and the shapes that they are padded to, by the packs of epoch 0."""
@@ -341,14 +351,15 @@ class Plan:
     budgets[:, 0] = totals[:, 0].max() + 1
     self.budgets = tuple(Budget(*budget) for budget in budgets.tolist())
 
-  def _order(self, epoch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The files as they are read, the records as they are packed, and the place of each record in its window."""
+  def _order(self, epoch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The files as they are read; the round of each record, as they are read; the records as they are packed, and the
+    place of each among those of its round."""
 
-    def random(number: int, purpose: int) -> tf.Tensor:
+    def random(number: int, purpose: int, below: int = 1 << 31) -> tf.Tensor:
       if self.chunked:
         return tf.range(number, dtype=tf.int64)
       seed = datasets.mix(self.options.seed, epoch, purpose)
-      return tf.random.stateless_uniform([number], seed, maxval=1 << 31, dtype=tf.int64)
+      return tf.random.stateless_uniform([number], seed, maxval=below, dtype=tf.int64)
 
     files = tf.argsort((self._input_of_file << 31) + random(self._input_of_file.size, 0), stable=True)
     firsts = np.cumsum(self._files_per_input) - self._files_per_input
@@ -358,11 +369,17 @@ class Plan:
     turn = self._input_of_file[self._shard] * self._input_of_file.size + rank // CYCLE
     turn = turn * (self._position.max() + 1) + self._position
     read = tf.argsort(turn * CYCLE + rank % CYCLE)
-    shuffled = tf.argsort((self._window << 31) + random(self._window.size, 1), stable=True)
-    return files, tf.gather(read, shuffled), tf.gather(self._place, shuffled)
+    rounds = tf.constant(self._first_round)
+    if self.max_rounds > 1:
+      rounds = tf.minimum(rounds + random(rounds.shape[0], 2, self.max_rounds), self._last_round)
+    leaving = tf.math.invert_permutation(tf.argsort(rounds, stable=True))  # As they are read, but round by round.
+    shuffled = tf.argsort(rounds * (1 << 31) + random(rounds.shape[0], 1), stable=True)
+    ordered = tf.gather(rounds, shuffled)
+    places = tf.cast(tf.gather(leaving, shuffled), tf.int64) - tf.searchsorted(ordered, ordered, out_type=tf.int64)
+    return files, rounds, tf.gather(read, shuffled), places
 
   def _pack(self, epoch: tf.Tensor) -> _Packed:
-    files, records, places = self._order(epoch)
+    files, rounds, records, places = self._order(epoch)
     numbers = tf.gather(self._num_items, records)
     ends = tf.cumsum(numbers)
     first = tf.gather(self._first_item, records) - (ends - numbers)
@@ -375,9 +392,10 @@ class Plan:
     packs = tf.math.bincount(tf.cast(inputs, tf.int32), minlength=self.num_inputs, dtype=tf.int64)
     number = tf.range(tf.shape(starts, tf.int64)[0]) - tf.gather(tf.cumsum(packs, exclusive=True), inputs)
     group = number // (self.packs * self.replicas)
+    left = tf.math.bincount(tf.cast(rounds, tf.int32), minlength=self._round_ends[-1], dtype=tf.int64)  # In each round.
     return _Packed(
-        files=files, items=items, places=tf.repeat(places, numbers), window_ends=tf.gather(ends, self._window_ends - 1),
-        starts=starts, inputs=inputs, totals=totals,
+        files=files, items=items, rounds=rounds, places=tf.repeat(places, numbers),
+        round_ends=tf.gather(tf.pad(ends, [[1, 0]]), tf.cumsum(left)), starts=starts, inputs=inputs, totals=totals,
         groups=tf.math.unsorted_segment_max(totals, group, tf.reduce_max(group) + 1))
 
   def _shapes(self, groups: tf.Tensor) -> tf.Tensor:
@@ -390,15 +408,16 @@ class Plan:
     packed = self._pack(epoch)
     number = tf.shape(packed.groups, tf.int64)[0] * self.packs * self.replicas
     begin, end = self._item_ends[input_index:input_index + 2].tolist()
-    first, last = self._windows[input_index:input_index + 2].tolist()
+    first, last = self._round_ends[input_index:input_index + 2].tolist()
+    records = slice(*self._record_ends[input_index:input_index + 2].tolist())
     starts = tf.boolean_mask(packed.starts, packed.inputs == input_index) - begin
     starts = tf.pad(starts, [[0, number + 1 - tf.shape(starts, tf.int64)[0]]], constant_values=end - begin)
     num_files = np.cumsum(self._files_per_input)
     files = packed.files[num_files[input_index] - self._files_per_input[input_index]:num_files[input_index]]
-    window_ends = tf.concat([packed.window_ends[first:last] - begin, [end - begin]], 0)
+    round_ends = tf.concat([packed.round_ends[first:last] - begin, [end - begin]], 0)
     return EpochPlan(files=tf.gather(self._paths, files), items=packed.items[begin:end],
-                     places=packed.places[begin:end], window_ends=window_ends, pack_starts=starts,
-                     shapes=self._shapes(packed.groups))
+                     rounds=packed.rounds[records] - first, places=packed.places[begin:end], round_ends=round_ends,
+                     pack_starts=starts, shapes=self._shapes(packed.groups))
 
   def batches_per_epoch(self, epoch: int) -> int:
     """The number of global batches in an epoch; it differs a little from one to another."""

@@ -301,10 +301,15 @@ def test_seed_and_epoch_decide_everything(directory):
   assert orders[1] != orders[2]
 
 
-@pytest.mark.parametrize(('window', 'packs'), [(1, 1), (4, 2), (100, 1)])
-def test_reading_goes_on_in_the_middle_of_an_epoch(directory, measured, monkeypatch, window, packs):
+def _hold(directory, monkeypatch, pool):
+  """Lets the pool of the train split hold so many records."""
   split = directory.split('train')
-  monkeypatch.setattr(packing, '_WINDOW_BYTES', window * -(-split.bytes // split.records))
+  monkeypatch.setattr(packing, '_POOL_BYTES', pool * -(-split.bytes // split.records))
+
+
+@pytest.mark.parametrize(('pool', 'packs'), [(1, 1), (4, 2), (9, 1), (100, 1)])
+def test_reading_goes_on_in_the_middle_of_an_epoch(directory, measured, monkeypatch, pool, packs):
+  _hold(directory, monkeypatch, pool)
   monkeypatch.setattr(packing, 'CYCLE', 2)
   arguments = {'options': _options(shapes=2, batch_size=2), 'epochs': 2, 'replicas': 2, 'packs': packs}
   whole = _batches(directory, **arguments)
@@ -313,6 +318,21 @@ def test_reading_goes_on_in_the_middle_of_an_epoch(directory, measured, monkeypa
   assert sorted(_ids(whole[:2 * number])) == sorted(measured)
   for done in (1, number):
     _assert_equal(whole[2 * done:], _batches(directory, first_batch=done, **arguments))
+
+
+@pytest.mark.parametrize('pool', [1, 3, 9, 12])
+def test_what_is_read_is_what_was_planned(directory, monkeypatch, pool):
+  _hold(directory, monkeypatch, pool)
+  options = _options(batch_size=2)
+  shards = [tf.data.TFRecordDataset(f'{directory.path}/{shard.name}') for shard in directory.split('train').shards]
+  parse = decoding.Decoder(directory.kind, 1, with_ids=True).parse
+  ids = [name.decode() for shard in shards for name in parse(list(shard))['context/module_id'].numpy()]
+  plans = [batching.plan_of(directory, 'train', options, num_inputs=2).epoch(tf.constant(3, tf.int64), i)
+           for i in (0, 1)]
+  kept = np.flatnonzero(packing.read_sizes(directory, 'train').measured)
+  for i, plan in enumerate(plans):
+    found = _ids(_batches(directory, options=options, epoch=3, num_inputs=2, input_index=i))
+    assert found == [ids[kept[item]] for item in plan.items.numpy()]
 
 
 @pytest.mark.parametrize('shapes', [None, 2])

@@ -148,16 +148,56 @@ def test_more_shapes_leave_less_padding(directory):
   assert filled[-1] > filled[0]
 
 
-def test_windows_are_read_by_turns_and_shuffled_each(directory, monkeypatch):
+@pytest.mark.parametrize(('pool', 'rounds'), [(1, 1), (2, 2), (5, 5), (12, 6), (49, 7), (50, 1)])
+@pytest.mark.parametrize('num_inputs', [1, 2])
+def test_records_are_read_by_turns_and_leave_a_pool_at_random(directory, monkeypatch, pool, rounds, num_inputs):
   split = directory.split('train')
-  monkeypatch.setattr(packing, '_WINDOW_BYTES', 10 * -(-split.bytes // split.records))
+  monkeypatch.setattr(packing, '_POOL_BYTES', pool * -(-split.bytes // split.records))
+  plan = packing.Plan(directory, 'train', packing.BatchOptions(), num_inputs=num_inputs)
+  assert plan.max_rounds == rounds
+  sizes = packing.read_sizes(directory, 'train')
+  orders = set()
+  for epoch in range(3):
+    for i in range(num_inputs):
+      epoch_plan = plan.epoch(tf.constant(epoch, tf.int64), i)
+      files = [[shard.name in path for shard in split.shards].index(True)
+               for path in epoch_plan.files.numpy().astype(str)]
+      records = [np.flatnonzero(sizes.shard == file) for file in files]
+      read = [record for turn in itertools.zip_longest(*records) for record in turn if record is not None]
+      held, left, ends = {}, [], []
+      for number, start in enumerate(range(0, len(read), plan.block)):
+        held |= dict(enumerate(read[start:start + plan.block], start=start))
+        assert len(held) <= rounds * plan.block
+        leaving = [place for place in held if epoch_plan.rounds[place] == number]
+        places = epoch_plan.places[len(left):len(left) + len(leaving)].numpy()
+        assert sorted(places) == list(range(len(leaving)))
+        left += [held.pop(leaving[place]) for place in places]
+        ends.append(len(left))
+      assert not held
+      assert left == epoch_plan.items.numpy().tolist()  # All are measured, so items are records.
+      assert [*ends, len(left)] == epoch_plan.round_ends.numpy().tolist()
+      orders.add(tuple(left))
+      assert pool == 1 or left != read
+  assert pool == 1 or len(orders) == 3 * num_inputs
+
+
+def test_chunks_are_in_the_order_of_reading_and_not_held(directory, monkeypatch):
+  split = directory.split('train')
+  monkeypatch.setattr(packing, '_POOL_BYTES', 16 * -(-split.bytes // split.records))
+  plan = packing.Plan(directory, 'train', packing.BatchOptions(configs_per_module=100), chunked=True)
+  assert (plan.block, plan.max_rounds) == (2, 1)
+  packed = plan.epoch(tf.constant(5, tf.int64), 0)
+  np.testing.assert_array_equal(packed.rounds, np.arange(50) // 2)
+  np.testing.assert_array_equal(packed.places, np.arange(50) % 2)
+
+
+def test_all_times_in_the_pool_are_as_likely(directory, monkeypatch):
+  split = directory.split('train')
+  monkeypatch.setattr(packing, '_POOL_BYTES', 4 * -(-split.bytes // split.records))
   plan = packing.Plan(directory, 'train', packing.BatchOptions())
-  assert plan.window == 10
-  _, records, places = plan._order(tf.constant(0, tf.int64))
-  shards = packing.read_sizes(directory, 'train').shard[records]
-  for window in range(5):
-    chosen = slice(10 * window, 10 * window + 10)
-    assert sorted(places[chosen].numpy().tolist()) == list(range(10))
-    assert places[chosen].numpy().tolist() != list(range(10))
-    if window < 3:  # The shards differ in length.
-      assert np.bincount(shards[chosen], minlength=5).tolist() == [2] * 5
+  assert (plan.block, plan.max_rounds) == (1, 4)
+  waits = np.array([plan.epoch(tf.constant(epoch, tf.int64), 0).rounds.numpy()[:46] - np.arange(46)
+                    for epoch in range(40)])
+  numbers = np.bincount(waits.ravel(), minlength=4)
+  assert numbers.shape == (4,)
+  assert (abs(numbers - waits.size / 4) < 5 * np.sqrt(waits.size / 4)).all()
