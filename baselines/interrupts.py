@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import signal
 import threading
@@ -13,12 +13,12 @@ class Interrupted(Exception):
   """Training was asked to stop, and has saved its state.
 
   Attributes:
-    signal: by which it was asked.
+    signal: by which it was asked; None if only another worker of a cluster was.
   """
 
-  def __init__(self, number: int):
-    super().__init__(f'stopped by {signal.Signals(number).name}')
-    self.signal = signal.Signals(number)
+  def __init__(self, number: int | None):
+    self.signal = None if number is None else signal.Signals(number)
+    super().__init__(f'stopped by {self.signal.name}' if self.signal else 'stopped since another worker was')
 
 
 class Interrupts:
@@ -27,7 +27,14 @@ class Interrupts:
   Signals reach the main thread only, so elsewhere this does nothing.
   """
 
-  def __init__(self) -> None:
+  def __init__(self, any_worker: Callable[[bool], bool] | None = None):
+    """Makes it; nothing is noted yet.
+
+    Args:
+      any_worker: in a cluster, tells whether the argument is true for any worker, once all of them have called it. So
+        all stop at the same place: where all call `check` or `at_once` next.
+    """
+    self._any_worker = any_worker
     self._received: int | None = None
     self._raise_now = False
     self._before: dict[int, Any] = {}
@@ -52,15 +59,16 @@ class Interrupts:
       raise Interrupted(number)
 
   def check(self) -> None:
-    """Raises `Interrupted` if a signal has been received."""
-    if self._received is not None:
+    """Raises `Interrupted` if a signal has been received, in a cluster by any worker."""
+    stop = self._received is not None
+    if self._any_worker(stop) if self._any_worker else stop:
       raise Interrupted(self._received)
 
   @contextlib.contextmanager
   def at_once(self) -> Iterator[None]:
-    """Inside the block a signal is raised when it comes: for work that changes nothing."""
+    """Inside the block a signal is raised when it comes, but not in a cluster: for work that changes nothing."""
     self.check()
-    self._raise_now = True
+    self._raise_now = self._any_worker is None
     try:
       yield
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+import functools
 import time
 from typing import Any
 
@@ -13,6 +14,7 @@ from baselines import checkpoints
 from baselines import interrupts as interrupts_lib
 from baselines import runs
 from baselines import scoring
+from baselines import strategies
 from baselines import training
 from tpu_graphs import errors
 from tpu_graphs import metrics
@@ -48,7 +50,8 @@ class Loop:
     self._steps_per_call = steps_per_call
     self._checkpoint_seconds = 60 * checkpoint_minutes
     self._show = show
-    self._interrupts = interrupts_lib.Interrupts()
+    self._any_worker = functools.partial(strategies.any_worker, trainer.strategy)
+    self._interrupts = interrupts_lib.Interrupts(self._any_worker if strategies.is_cluster(trainer.strategy) else None)
     self._scorer = scoring.make_scorer(
         trainer.judged, trainer.directory.kind, num_extra=trainer.directory.manifest.choices.num_extra,
         strategy=trainer.strategy, static_shapes=bool(self._options.shapes))
@@ -81,6 +84,7 @@ class Loop:
           self._finish_epoch(valid)
       except interrupts_lib.Interrupted:
         self._save()
+        self._any_worker(False)  # Waits until the state is saved.
         raise
     self._summary.close()
     self._states.remove()

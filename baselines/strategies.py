@@ -73,24 +73,31 @@ def _tpu(tpu: str, paths: Mapping[str, str]) -> tf.distribute.Strategy:
   return tf.distribute.TPUStrategy(resolver)
 
 
+def is_cluster(strategy: tf.distribute.Strategy) -> bool:
+  """Whether several processes train together."""
+  return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+
+
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
   """Whether this process writes what all workers of a cluster have in common."""
-  if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+  if not is_cluster(strategy):
     return True
   resolver = strategy.cluster_resolver
   first = 'chief' if 'chief' in resolver.cluster_spec().jobs else 'worker'
   return (resolver.task_type, resolver.task_id) == (first, 0)
 
 
-def wait_for_all(strategy: tf.distribute.Strategy) -> None:
-  """Returns once all workers of a cluster have come here."""
-  if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-    strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(lambda: tf.constant(1.0)), axis=None).numpy()
+def any_worker(strategy: tf.distribute.Strategy, value: bool) -> bool:
+  """Whether `value` is true for any worker of a cluster, once all of them have called this."""
+  if not is_cluster(strategy):
+    return value
+  values = strategy.run(lambda: tf.constant(float(value)))
+  return strategy.reduce(tf.distribute.ReduceOp.SUM, values, axis=None).numpy() > 0
 
 
 def num_inputs(strategy: tf.distribute.Strategy) -> int:
   """Number of hosts that read input, each for its own replicas."""
-  if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+  if is_cluster(strategy):
     jobs = strategy.cluster_resolver.cluster_spec().as_dict()
     return sum(len(jobs.get(name, ())) for name in ('chief', 'worker'))
   return strategy.extended.num_hosts if isinstance(strategy, tf.distribute.TPUStrategy) else 1

@@ -107,7 +107,7 @@ def train(*, data: str, out: str, model: models.ModelOptions | None = None,
       progress(f'going on at epoch {position.epoch}, after step {position.step}')
     loop.Loop(trainer, writer=writer, states=states, progress=position, valid_split=valid_split,
               steps_per_call=steps_per_call, checkpoint_minutes=checkpoint_minutes, show=progress).run()
-  strategies.wait_for_all(strategy)
+  strategies.any_worker(strategy, False)  # Waits until the run is written.
   return runs.load(out)
 
 
@@ -206,7 +206,7 @@ def _job(flag_values, _) -> int:
                                   _from_flags(parts.PartOptions, flag_values)),
         options=_from_flags(TrainOptions, flag_values))
   except interrupts.Interrupted as interrupted:
-    return cli.fail(PREEMPTED if interrupted.signal == signal.SIGTERM else cli.INTERRUPTED,
+    return cli.fail(cli.INTERRUPTED if interrupted.signal == signal.SIGINT else PREEMPTED,
                     f'{interrupted}, the state is saved; the same command goes on from it')
   print(f'wrote {run.path}')
   return 0

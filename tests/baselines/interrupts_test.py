@@ -36,6 +36,25 @@ def test_signal_breaks_off_work_that_changes_nothing():
   assert reached == []
 
 
+@pytest.mark.parametrize('own', [False, True])
+def test_workers_of_a_cluster_stop_where_all_have_come_to(own):
+  told, others = [], iter([False, True])
+
+  def any_worker(value):
+    told.append(value)
+    return next(others) or value
+
+  with interrupts_lib.Interrupts(any_worker) as interrupts:
+    with interrupts.at_once():
+      if own:
+        os.kill(os.getpid(), signal.SIGTERM)  # Not raised: the others have not come here yet.
+    with pytest.raises(interrupts_lib.Interrupted) as info:
+      interrupts.check()
+  assert told == [False, own]
+  assert info.value.signal == (signal.SIGTERM if own else None)
+  assert str(info.value) == ('stopped by SIGTERM' if own else 'stopped since another worker was')
+
+
 def test_handlers_are_put_back():
   before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
   with interrupts_lib.Interrupts():

@@ -104,4 +104,5 @@ def test_one_process_is_the_chief_and_waits_for_nobody():
   strategy = strategies.make('one_device', tpu=None, paths=_LOCAL)
   assert strategies.is_chief(strategy)
   assert strategies.num_inputs(strategy) == 1
-  strategies.wait_for_all(strategy)
+  assert not strategies.is_cluster(strategy)
+  assert [strategies.any_worker(strategy, value) for value in (False, True)] == [False, True]

@@ -253,15 +253,17 @@ def test_signal_while_an_epoch_is_judged(arguments, unbroken, tmp_path, monkeypa
   _assert_same(train.train(**arguments, out=str(out)), unbroken)
 
 
-@pytest.mark.parametrize(('number', 'code'), [(signal.SIGTERM, train.PREEMPTED), (signal.SIGINT, cli.INTERRUPTED)])
-def test_exit_code_tells_of_the_signal(tile_data, tmp_path, monkeypatch, capsys, number, code):
+@pytest.mark.parametrize(('number', 'code', 'told'), [
+    (signal.SIGTERM, train.PREEMPTED, 'by SIGTERM'), (signal.SIGINT, cli.INTERRUPTED, 'by SIGINT'),
+    (None, train.PREEMPTED, 'since another worker was')])
+def test_exit_code_tells_of_the_signal(tile_data, tmp_path, monkeypatch, capsys, number, code, told):
   def interrupted(**_):
     raise interrupts.Interrupted(number)
 
   monkeypatch.setattr(train, 'train', interrupted)
   assert cli.main(['tpu-graphs', 'train', f'--data={tile_data}', f'--out={tmp_path}']) == code
   assert capsys.readouterr().err == (
-      f'error: stopped by {number.name}, the state is saved; the same command goes on from it\n')
+      f'error: stopped {told}, the state is saved; the same command goes on from it\n')
 
 
 def test_damaged_newest_state_is_passed_over(arguments, unbroken, stopped):

@@ -6,13 +6,16 @@ import os
 import socket
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from baselines import checkpoints
 from baselines import models
 from baselines import runs
+from baselines import train
 from baselines import training
 from baselines.models import parts
 from tests import testing
@@ -253,34 +256,51 @@ def test_two_devices_train_as_one(kind, data):
   assert 'found 3, expected a multiple of 2 replicas' in process.stdout
 
 
-@pytest.mark.slow
-def test_two_workers_train_as_one(tmp_path):
-  data = testing.convert_arrays(tmp_path, 'tile', {
-      f'train/m{i}': testing.planted_arrays('tile', 3, 8, i) for i in range(8)}, num_shards=2)
+def _start_workers(command):
+  """Two processes of a command that find each other."""
   sockets = [socket.socket() for _ in range(2)]
   for each in sockets:
     each.bind(('localhost', 0))
   cluster = {'worker': [f'localhost:{each.getsockname()[1]}' for each in sockets]}
   for each in sockets:
     each.close()
-  command = [sys.executable, '-m', 'baselines.train', f'--data={data}', f'--out={tmp_path / "run"}', '--model=MLP',
-             '--hidden=8', '--layers=1', '--opcode_embedding=4', '--strategy=multi_worker', '--epochs=1',
-             '--batch_size=4', '--configs_per_module=8', f'--loss={_LOSS}', '--steps_per_call=2']
-  workers = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={
+  return [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={
       **os.environ, 'TF_CONFIG': json.dumps({'cluster': cluster, 'task': {'type': 'worker', 'index': index}})})
       for index in range(2)]
-  for worker in workers:
+
+
+@pytest.mark.slow
+def test_two_workers_train_as_one_and_stop_together(tmp_path):
+  data = testing.convert_arrays(tmp_path, 'tile', {
+      f'train/m{i}': testing.planted_arrays('tile', 3, 8, i) for i in range(8)}, num_shards=2)
+  out = tmp_path / 'run'
+  epochs = 6
+  command = [sys.executable, '-m', 'baselines.train', f'--data={data}', f'--out={out}', '--model=MLP',
+             '--hidden=8', '--layers=1', '--opcode_embedding=4', '--strategy=multi_worker', f'--epochs={epochs}',
+             '--batch_size=4', '--configs_per_module=8', f'--loss={_LOSS}', '--steps_per_call=1']
+  workers = _start_workers(command)
+  while not (out / runs.HISTORY_NAME).exists() and all(worker.poll() is None for worker in workers):
+    time.sleep(0.01)
+  workers[1].terminate()  # The first one is not told.
+  for worker, told in zip(workers, ('since another worker was', 'by SIGTERM'), strict=True):
     _, error = worker.communicate()
+    assert worker.returncode == train.PREEMPTED, error[-3000:]
+    assert f'error: stopped {told}, the state is saved' in error
+  assert checkpoints.stored(str(out / runs.STATE_NAME))
+  for worker in _start_workers(command):
+    told, error = worker.communicate()
     assert worker.returncode == 0, error[-3000:]
+    assert 'going on at epoch ' in told
   # What the two read, side by side in one batch.
-  trainer = _trainer('tile', data, name='MLP', packs=2, epochs=1)
+  trainer = _trainer('tile', data, name='MLP', packs=2, epochs=epochs)
   inputs = [batching.batches(data, 'train', trainer._batching, num_inputs=2, input_index=index) for index in range(2)]
   both = datasets.batch(tf.data.Dataset.choose_from_datasets(inputs, tf.data.Dataset.range(2).repeat()), 2)
-  steps = batching.batches_per_epoch(data, 'train', trainer._batching, num_inputs=2)
-  assert steps == trainer.steps_in_epoch(1) > 1
-  trainer.take(iter(both), steps)
-  run = runs.load(str(tmp_path / 'run'))
-  _assert_close(run.model.get_weights(), trainer.model.get_weights(), atol=1e-5)
+  [best] = out.glob('checkpoint/ckpt-*.index')
+  steps = [batching.batches_per_epoch(data, 'train', trainer._batching, epoch=epoch, num_inputs=2)
+           for epoch in range(int(best.stem.removeprefix('ckpt-')))]
+  assert steps[0] == trainer.steps_in_epoch(1) > 1
+  trainer.take(iter(both), sum(steps))
+  _assert_close(runs.load(str(out)).model.get_weights(), trainer.model.get_weights(), atol=1e-5)
 
 
 def test_split_smaller_than_a_batch_still_trains(tile_data):
