@@ -131,10 +131,10 @@ def _packs(plan: packing.Plan, epoch: tf.Tensor, input_index: int, first: tf.Ten
   planned = plan.epoch(epoch, input_index)
   seed = datasets.mix(plan.options.seed, epoch, _FOR_SAMPLES + input_index)
   bounds = planned.pack_starts[::packs]  # In items, [number of elements + 1].
-  by_turns = tf.data.Dataset.from_tensor_slices(planned.files).batch(packing.CYCLE).flat_map(
-      lambda files: tf.data.Dataset.from_tensor_slices(files).interleave(
-          tf.data.TFRecordDataset, cycle_length=packing.CYCLE, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True))
-  blocks = by_turns.batch(plan.block).concatenate(tf.data.Dataset.from_tensors(tf.constant([], tf.string)))
+  shards = plan.directory.split(plan.split)
+  in_turn = tf.data.Dataset.from_tensor_slices(planned.files).batch(packing.CYCLE).flat_map(
+      lambda files: packing.by_turns(tf.data.Dataset.from_tensor_slices(files), tf.data.TFRecordDataset, shards))
+  blocks = in_turn.batch(plan.block).concatenate(tf.data.Dataset.from_tensors(tf.constant([], tf.string)))
 
   def take(state: tuple[tf.Tensor, ...], numbered: tuple[tf.Tensor, tf.Tensor]
            ) -> tuple[tuple[tf.Tensor, ...], dict[str, tf.Tensor]]:

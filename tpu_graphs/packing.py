@@ -7,7 +7,7 @@ many batches there are. So each worker knows that the others make as many batche
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import functools
 import math
@@ -27,7 +27,8 @@ OVERSIZE = ('fail', 'skip', 'segment')
 _OPS = 1  # Its place among the fields of `Budget`.
 _POOL_BYTES = 16 << 20  # Of the records that are held to be shuffled.
 _MAX_ROUNDS = 8  # That a record may stay in the pool.
-_PASS_BYTES = 8 << 20
+_PASS_BYTES = 1 << 20  # Of the records that are parsed for their sizes at a time.
+_READ_AHEAD_BYTES = 1 << 18  # Of a record; larger ones are not read ahead.
 _MAX_COMPONENTS = 1.5  # Modules in a pack, over `batch_size`.
 _MAX_SLACK = 1.5  # Edges and configurable ops in a pack, over their mean times `batch_size`.
 _MULTIPLE = 8  # Static sizes are multiples of this, as devices like them.
@@ -51,6 +52,17 @@ class RecordSizes:
   sizes: np.ndarray
   configs: np.ndarray
   measured: np.ndarray
+
+
+def by_turns(files: tf.data.Dataset, read: Callable[..., tf.data.Dataset], shards: manifest_lib.Split
+             ) -> tf.data.Dataset:
+  """What `read` makes of `CYCLE` of the files at a time, an element of each in turn.
+
+  Where the records of `shards` are small, each file has a reader of its own, which reads some of them ahead.
+  """
+  is_small = shards.bytes <= _READ_AHEAD_BYTES * shards.records
+  parallel = {'num_parallel_calls': tf.data.AUTOTUNE, 'deterministic': True} if is_small else {}
+  return files.interleave(read, cycle_length=CYCLE, **parallel)
 
 
 @functools.lru_cache(maxsize=4)
@@ -94,9 +106,8 @@ def _over_records(directory: datasets.DatasetDirectory, split: str, function) ->
   shards = directory.split(split)
   block = max(1, min(256, _PASS_BYTES * shards.records // max(shards.bytes, 1)))
   paths = [os.path.join(directory.path, shard.name) for shard in shards.shards]
-  read = tf.data.Dataset.from_tensor_slices(paths).enumerate().interleave(
-      lambda i, path: tf.data.TFRecordDataset(path).batch(block).map(lambda records: function(i, records)),
-      cycle_length=CYCLE, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+  read = by_turns(tf.data.Dataset.from_tensor_slices(paths).enumerate(), lambda i, path: tf.data.TFRecordDataset(
+      path).batch(block).map(lambda records: function(i, records)), shards)
   with datasets.damage_explained(directory):
     yield from read
 

@@ -320,8 +320,9 @@ def test_reading_goes_on_in_the_middle_of_an_epoch(directory, measured, monkeypa
     _assert_equal(whole[2 * done:], _batches(directory, first_batch=done, **arguments))
 
 
-@pytest.mark.parametrize('pool', [1, 3, 9, 12])
-def test_what_is_read_is_what_was_planned(directory, monkeypatch, pool):
+@pytest.mark.parametrize(('pool', 'read_ahead'), [(1, 0), (3, 1 << 18), (9, 0), (12, 1 << 18)])
+def test_what_is_read_is_what_was_planned(directory, monkeypatch, pool, read_ahead):
+  monkeypatch.setattr(packing, '_READ_AHEAD_BYTES', read_ahead)
   _hold(directory, monkeypatch, pool)
   options = _options(batch_size=2)
   shards = [tf.data.TFRecordDataset(f'{directory.path}/{shard.name}') for shard in directory.split('train').shards]
