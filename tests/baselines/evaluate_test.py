@@ -26,6 +26,7 @@ from tpu_graphs import module_table
 from tpu_graphs import records
 
 _KS = {'tile': (1, 5, 10), 'layout': (1, 10, 100)}
+pytestmark = pytest.mark.usefixtures('each_run_loaded_once', 'each_pipeline_made_once')
 # For what is alike in both kinds, since each evaluation takes seconds.
 tile_alone = pytest.mark.parametrize('kind', ['tile'], indirect=True, scope='session')
 

@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import functools
 import io
 import json
 import math
@@ -34,15 +33,7 @@ _PROGRAM = testing.GOLDEN / 'modules' / 'convnet_train_unopt.pb'
 _SEVERAL = testing.GOLDEN / 'corner' / 'tile_sel.pb'  # Three tile modules, two of the same name.
 _of_tiles, _of_layouts = (pytest.mark.parametrize('kind', [kind], indirect=True) for kind in ('tile', 'layout'))
 
-
-@pytest.fixture(scope='module', autouse=True)
-def each_run_loaded_once():
-  """Saves seconds per command: building, restoring and tracing the same model again."""
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(runs, 'load', functools.cache(runs.load))
-    patch.setattr(scoring, 'make_scorer', functools.cache(scoring.make_scorer))
-    patch.setattr(ranking_lib, 'Ranker', functools.cache(ranking_lib.Ranker))
-    yield
+pytestmark = pytest.mark.usefixtures('each_run_loaded_once')
 
 
 @pytest.fixture(scope='session')

@@ -14,6 +14,7 @@ from tpu_graphs import errors
 from tpu_graphs import records
 from tpu_graphs import submission
 
+pytestmark = pytest.mark.usefixtures('each_run_loaded_once', 'each_pipeline_made_once')
 _COLLECTIONS = {'tile': 'tile:xla', 'layout': 'layout:nlp:random'}
 _CONFIGS = {'a': 70, 'b-π': 5, 'c': 3}
 
