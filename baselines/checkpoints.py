@@ -29,9 +29,9 @@ class Progress:
     step: steps done of it; all of them until it has been judged on the validation split.
     loss: sum of the mean losses of these steps.
     configs: number of configs in them.
+    comparable: number of modules with two different runtimes in them.
     seconds: that they took.
     norm: global norm of the gradient of the last step.
-    spent: seconds since the training was started, without interruptions.
     best: value of the metric in the best epoch.
     best_epoch: its number; 0 before there is one.
     history: the rows of `history.csv`, one per judged epoch.
@@ -40,12 +40,16 @@ class Progress:
   step: int = 0
   loss: float = 0.0
   configs: int = 0
+  comparable: int = 0
   seconds: float = 0.0
   norm: float = 0.0
-  spent: float = 0.0
   best: float | None = None
   best_epoch: int = 0
   history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+  def start_epoch(self, epoch: int) -> None:
+    """Sets what is of one epoch as it is before its first step."""
+    self.epoch, self.step, self.loss, self.configs, self.comparable, self.seconds = epoch, 0, 0.0, 0, 0, 0.0
 
 
 class _Stored(tf.train.experimental.PythonState):
@@ -62,7 +66,11 @@ class _Stored(tf.train.experimental.PythonState):
 
 
 class States:
-  """The states in a folder, of which the last two are kept."""
+  """The states in a folder, of which the last two are kept.
+
+  Attributes:
+    folder: where they lie.
+  """
 
   def __init__(self, folder: str, progress: Progress, *, is_chief: bool = True, **objects: Any):
     """Makes the store; nothing is read or written yet.
@@ -73,7 +81,7 @@ class States:
       is_chief: whether to write; the other workers of a cluster read only.
       **objects: what else is saved and restored, such as models and optimizers, with all their variables made.
     """
-    self._folder = folder
+    self.folder = folder
     self._progress = progress
     self._is_chief = is_chief
     self._checkpoint = tf.train.Checkpoint(progress=_Stored(progress), **objects)
@@ -84,12 +92,12 @@ class States:
     name = f'{self._progress.epoch:06}-{self._progress.step:08}'
     if name == self._last or not self._is_chief:
       return
-    tf.io.gfile.makedirs(self._folder)
-    self._checkpoint.write(os.path.join(self._folder, name))
+    tf.io.gfile.makedirs(self.folder)
+    self._checkpoint.write(os.path.join(self.folder, name))
     kept = tuple(f'{kept}.' for kept in (name, self._last) if kept)
-    for file in tf.io.gfile.listdir(self._folder):
+    for file in tf.io.gfile.listdir(self.folder):
       if not file.startswith(kept):
-        path = os.path.join(self._folder, file.rstrip('/'))
+        path = os.path.join(self.folder, file.rstrip('/'))
         (tf.io.gfile.rmtree if tf.io.gfile.isdir(path) else tf.io.gfile.remove)(path)
     self._last = name
 
@@ -105,9 +113,9 @@ class States:
     Raises:
       InputError: all states are damaged.
     """
-    names = stored(self._folder)
+    names = stored(self.folder)
     for name in reversed(names):
-      path = os.path.join(self._folder, name)
+      path = os.path.join(self.folder, name)
       try:
         self._checkpoint.read(path).assert_consumed()
       except DAMAGE as error:
@@ -116,14 +124,14 @@ class States:
         self._last = name
         return True
     if names:
-      raise errors.InputError('no state of the interrupted run can be read', path=self._folder,
+      raise errors.InputError('no state of the interrupted run can be read', path=self.folder,
                               found=f'{len(names)} damaged', fix='give --overwrite to train from the start')
     return False
 
   def remove(self) -> None:
     """Removes all states: the training is finished."""
-    if self._is_chief and tf.io.gfile.exists(self._folder):
-      tf.io.gfile.rmtree(self._folder)
+    if self._is_chief and tf.io.gfile.exists(self.folder):
+      tf.io.gfile.rmtree(self.folder)
 
 
 def stored(folder: str) -> list[str]:

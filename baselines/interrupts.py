@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-import contextlib
 import signal
 import threading
 from typing import Any
@@ -22,54 +20,36 @@ class Interrupted(Exception):
 
 
 class Interrupts:
-  """While entered, the first SIGTERM or SIGINT is only noted; a second one does what it did before.
+  """While entered, SIGTERM and SIGINT are only noted, but for a second SIGINT, which does what it did before.
 
-  Signals reach the main thread only, so elsewhere this does nothing.
+  Nothing is raised in the middle of other work, since TensorFlow would take that for an error of its own. Where
+  `Interrupted` ends it, SIGTERM is ignored from then on: the process is about to end, with an exit code that tells why.
+
+  Signals reach the main thread only, so elsewhere this does nothing; nor does it where they were ignored before.
+
+  Attributes:
+    received: number of the first signal; None before there is one.
   """
 
-  def __init__(self, any_worker: Callable[[bool], bool] | None = None):
-    """Makes it; nothing is noted yet.
-
-    Args:
-      any_worker: in a cluster, tells whether the argument is true for any worker, once all of them have called it. So
-        all stop at the same place: where all call `check` or `at_once` next.
-    """
-    self._any_worker = any_worker
-    self._received: int | None = None
-    self._raise_now = False
+  def __init__(self) -> None:
+    self.received: int | None = None
     self._before: dict[int, Any] = {}
 
   def __enter__(self) -> Interrupts:
     if threading.current_thread() is threading.main_thread():
-      self._before = {number: signal.signal(number, self._receive) for number in (signal.SIGTERM, signal.SIGINT)}
+      self._before = {number: signal.signal(number, self._receive) for number in (signal.SIGTERM, signal.SIGINT)
+                      if signal.getsignal(number) != signal.SIG_IGN}
     return self
 
-  def __exit__(self, *_: Any) -> None:
-    self._restore()
-
-  def _restore(self) -> None:
+  def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
+    if isinstance(error, Interrupted) and signal.SIGTERM in self._before:
+      self._before[signal.SIGTERM] = signal.SIG_IGN
     for number, handler in self._before.items():
       signal.signal(number, handler)
     self._before = {}
 
   def _receive(self, number: int, _: Any) -> None:
-    self._restore()
-    self._received = number
-    if self._raise_now:
-      raise Interrupted(number)
-
-  def check(self) -> None:
-    """Raises `Interrupted` if a signal has been received, in a cluster by any worker."""
-    stop = self._received is not None
-    if self._any_worker(stop) if self._any_worker else stop:
-      raise Interrupted(self._received)
-
-  @contextlib.contextmanager
-  def at_once(self) -> Iterator[None]:
-    """Inside the block a signal is raised when it comes, but not in a cluster: for work that changes nothing."""
-    self.check()
-    self._raise_now = self._any_worker is None
-    try:
-      yield
-    finally:
-      self._raise_now = False
+    if self.received is None:
+      self.received = number
+    if number == signal.SIGINT:
+      signal.signal(number, self._before.pop(number))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-import functools
+from collections.abc import Callable, Iterator, Mapping
 import time
 from typing import Any
 
@@ -27,8 +26,8 @@ class Loop:
   """Brings a trainer from where `progress` says to the end."""
 
   def __init__(self, trainer: training.Trainer, *, writer: runs.Writer, states: checkpoints.States,
-               progress: checkpoints.Progress, valid_split: str, steps_per_call: int, checkpoint_minutes: float,
-               show: Callable[[str], None]):
+               progress: checkpoints.Progress, interrupts: interrupts_lib.Interrupts, valid_split: str,
+               steps_per_call: int, checkpoint_minutes: float, show: Callable[[str], None]):
     """Makes a loop.
 
     Args:
@@ -36,6 +35,7 @@ class Loop:
       writer: of the run directory; its model is `trainer.judged`.
       states: of `progress` and of what the trainer has.
       progress: is brought forward.
+      interrupts: entered, if signals are to stop it.
       valid_split: by which epochs are judged.
       steps_per_call: steps that are taken without looking up from the device.
       checkpoint_minutes: a state is saved at the end of each epoch, and in between when the last is older than this.
@@ -50,8 +50,7 @@ class Loop:
     self._steps_per_call = steps_per_call
     self._checkpoint_seconds = 60 * checkpoint_minutes
     self._show = show
-    self._any_worker = functools.partial(strategies.any_worker, trainer.strategy)
-    self._interrupts = interrupts_lib.Interrupts(self._any_worker if strategies.is_cluster(trainer.strategy) else None)
+    self._interrupts = interrupts
     self._scorer = scoring.make_scorer(
         trainer.judged, trainer.directory.kind, num_extra=trainer.directory.manifest.choices.num_extra,
         strategy=trainer.strategy, static_shapes=bool(self._options.shapes))
@@ -60,6 +59,8 @@ class Loop:
     self._shown_metrics = tuple(dict.fromkeys((
         self._options.metric, training.SELECTION_METRIC[trainer.directory.kind], f'top_{ks[1]}_error')))
     self._summary = tf.summary.create_noop_writer()
+    # When the first call of steps, which traces, had ended, and what share of all was done then.
+    self._pace: tuple[float, float] | None = None
 
   def run(self) -> None:
     """Trains to the last epoch, or until `patience` is at its end.
@@ -72,19 +73,16 @@ class Loop:
     if progress.history:
       self._writer.write_history(progress.history)
     self._saved = self._shown = time.monotonic()
-    self._started = self._saved - progress.spent
     self._summary = self._writer.summary()
     self._batches = iter(self._trainer.batches(progress.epoch, progress.step))
-    with self._summary.as_default(), self._interrupts:
+    with self._summary.as_default():
       try:
         while progress.epoch <= self._options.epochs and not self._is_stale():
           self._train_epoch()
-          with self._interrupts.at_once():
-            valid = self._judge()
-          self._finish_epoch(valid)
+          self._finish_epoch(self._judge())
       except interrupts_lib.Interrupted:
         self._save()
-        self._any_worker(False)  # Waits until the state is saved.
+        strategies.any_worker(self._trainer.strategy, False)  # Waits until the state is saved.
         raise
     self._summary.close()
     self._states.remove()
@@ -93,10 +91,17 @@ class Loop:
     """Whether the best epoch is so long ago that it is likely to stay the best."""
     return 0 < self._options.patience <= self._progress.epoch - 1 - self._progress.best_epoch
 
+  def _check(self) -> None:
+    """Raises `Interrupted` if this process has received a signal, or any worker of its cluster."""
+    received = self._interrupts.received
+    if strategies.any_worker(self._trainer.strategy, received is not None):
+      raise interrupts_lib.Interrupted(received)
+
   def _train_epoch(self) -> None:
     progress = self._progress
     steps = self._trainer.steps_in_epoch(progress.epoch)
     while progress.step < steps:
+      self._check()
       before = time.monotonic()
       taken = self._trainer.take(self._batches, min(self._steps_per_call, steps - progress.step))
       if not taken.is_finite:
@@ -105,14 +110,15 @@ class Loop:
       progress.step += taken.count
       progress.loss += taken.loss
       progress.configs += taken.configs
+      progress.comparable += taken.comparable
       progress.seconds += now - before
       progress.norm = taken.norm
+      self._pace = self._pace or (now, self._share_done(steps))
       if now - self._shown > _PROGRESS_SECONDS:
         self._shown = now
         self._show(f'epoch {progress.epoch}/{self._options.epochs}  step {progress.step}/{steps}  '
                    f'loss {progress.loss / progress.step:.4f}  {self._speed(steps)}')
         self._summarize({'steps/loss': taken.loss / taken.count})
-      self._interrupts.check()
       if now - self._saved > self._checkpoint_seconds:
         self._save()
 
@@ -135,18 +141,27 @@ class Loop:
 
   def _judge(self) -> Mapping[str, Any]:
     """The metrics of the validation split."""
+    self._check()
     self._trainer.update_judged()
+    return metrics.summarize(self._judge_modules())
+
+  def _judge_modules(self) -> Iterator[metrics.ModuleMetrics]:
     directory = self._trainer.directory
-    return metrics.summarize(
-        scoring.judge(module, metrics.TOP_KS[directory.kind])
-        for module in scoring.score_split(self._scorer, directory, self._valid_split) if module.is_measured)
+    for module in scoring.score_split(self._scorer, directory, self._valid_split):
+      if not strategies.is_cluster(self._trainer.strategy):  # There, each worker judges at a speed of its own.
+        self._check()
+      if module.is_measured:
+        yield scoring.judge(module, metrics.TOP_KS[directory.kind])
 
   def _finish_epoch(self, valid: Mapping[str, Any]) -> None:
     progress, options = self._progress, self._options
     epoch, loss, value = progress.epoch, progress.loss / progress.step, valid[options.metric]
-    if loss == 0 and value is None:
-      raise errors.InputError('nothing to learn', path=self._trainer.directory.path,
+    if not progress.comparable:
+      raise errors.InputError('nothing to learn', path=self._trainer.directory.path, where='train',
                               found='no module with two different runtimes', fix='measure more configs')
+    if value is None and not progress.history:
+      self._show(f'warning: {options.metric} of {self._valid_split} is undefined: no module there has two different '
+                 'runtimes, or all scores are equal; until it is defined, the last epoch counts as the best')
     is_best = training.is_better(options.metric, value, progress.best)
     if is_best:
       progress.best, progress.best_epoch = value, epoch
@@ -159,7 +174,7 @@ class Loop:
     self._summarize({'loss': loss, **{f'{self._valid_split}/{name}': number for name, number in valid.items()
                                       if isinstance(number, float)}})
     speed = self._speed(progress.step)
-    progress.epoch, progress.step, progress.loss, progress.configs, progress.seconds = epoch + 1, 0, 0.0, 0, 0.0
+    progress.start_epoch(epoch + 1)
     self._save()
     self._writer.write_history(progress.history)
     self._shown = time.monotonic()
@@ -171,16 +186,22 @@ class Loop:
 
   def _save(self) -> None:
     self._saved = time.monotonic()
-    self._progress.spent = self._saved - self._started
-    self._states.save()
+    with runs.refusal_explained(self._states.folder):
+      self._states.save()
 
   def _speed(self, steps: int) -> str:
     """How fast the present epoch of so many steps goes, and how long the rest will take."""
     progress = self._progress
-    done = (progress.epoch - 1 + progress.step / steps) / self._options.epochs
-    left = (time.monotonic() - self._started) / done * (1 - done)
-    return (f'{progress.step / progress.seconds:,.1f} steps/s  {progress.configs / progress.seconds:,.0f} configs/s  '
-            f'{_duration(left)} left')
+    speed = f'{progress.step / progress.seconds:,.1f} steps/s  {progress.configs / progress.seconds:,.0f} configs/s'
+    done = self._share_done(steps)
+    since, before = self._pace or (0.0, done)
+    if done == before:
+      return speed
+    return f'{speed}  {_duration((time.monotonic() - since) / (done - before) * (1 - done))} left'
+
+  def _share_done(self, steps: int) -> float:
+    """The share of all training that is done, in an epoch of so many steps."""
+    return (self._progress.epoch - 1 + self._progress.step / steps) / self._options.epochs
 
   def _summarize(self, scalars: Mapping[str, float]) -> None:
     every = {**scalars, 'learning_rate': self._trainer.learning_rate, 'gradient_norm': self._progress.norm}

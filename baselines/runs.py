@@ -10,12 +10,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import re
+import weakref
 from typing import Any
 
 import tensorflow as tf
@@ -76,7 +78,7 @@ class Run:
 
 
 class Writer:
-  """Writes a run directory."""
+  """Writes a run directory; no other process can until this is left, as a context or for good."""
 
   def __init__(self, path: str, *, config: Mapping[str, Any], options: models.ModelOptions, model: tf.keras.Model,
                statistics: Mapping[str, Any], overwrite: bool,
@@ -96,24 +98,55 @@ class Writer:
       is_chief: whether to write; the other workers of a cluster check only.
 
     Raises:
-      InputError: the directory holds a run, or something else, or the interrupted run had other options.
+      InputError: the directory holds a run, or something else, or is written by another process; or the interrupted
+        run had other options.
     """
     if not path:
       raise errors.InputError('empty path', where='--out')
-    content = {'format_version': FORMAT_VERSION, 'model': dataclasses.asdict(options),
-               'feature_choices': choices.to_json(), **config}
-    if goes_on:
-      _check_same(path, content)
-    elif is_chief:
-      _clear(path, overwrite)
-    with refusal_explained(path):
-      tf.io.gfile.makedirs(path)
     self._path = path
     self._is_chief = is_chief
-    self._manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), os.path.join(path, _CHECKPOINT),
-                                               max_to_keep=1)
-    self._write(CONFIG_NAME, json.dumps(content, indent=1) + '\n')
-    self._write(STATISTICS_NAME, json.dumps(statistics, indent=1) + '\n')
+    self._unlock: Callable[[], Any] = lambda: None
+    content = {'format_version': FORMAT_VERSION, 'model': dataclasses.asdict(options),
+               'feature_choices': choices.to_json(), **config}
+    with contextlib.ExitStack() as stack:
+      stack.push(self)
+      self._take_lock()
+      if goes_on:
+        _check_same(path, content)
+      elif is_chief:
+        _clear(path, overwrite)
+      with refusal_explained(path):
+        tf.io.gfile.makedirs(path)
+      self._take_lock()  # That of before may be gone.
+      self._manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), os.path.join(path, _CHECKPOINT),
+                                                 max_to_keep=1)
+      self._write(CONFIG_NAME, json.dumps(content, indent=1) + '\n')
+      self._write(STATISTICS_NAME, json.dumps(statistics, indent=1) + '\n')
+      stack.pop_all()
+
+  def __enter__(self) -> Writer:
+    return self
+
+  def __exit__(self, *_: Any) -> None:
+    self._unlock()
+
+  def _take_lock(self) -> None:
+    """Locks the directory, if it is there. There is no lock for a remote one, nor where the file system has none."""
+    self._unlock()
+    if not self._is_chief or not os.path.isdir(self._path):
+      return
+    try:
+      file = os.open(self._path, os.O_RDONLY)
+    except OSError:
+      return  # Whoever writes there tells why.
+    self._unlock = weakref.finalize(self, os.close, file)
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+      raise errors.InputError('run in use', path=self._path, found='another process that trains it',
+                              fix='stop that one, or choose another place') from error
+    except OSError:
+      pass
 
   def _write(self, name: str, text: str) -> None:
     if not self._is_chief:
@@ -131,7 +164,16 @@ class Writer:
   def save(self, epoch: int) -> None:
     """Saves the weights as those of the best epoch so far."""
     if self._is_chief:
-      self._manager.save(checkpoint_number=epoch)
+      with refusal_explained(self._path):
+        self._manager.save(checkpoint_number=epoch)
+
+  def check_best(self) -> None:
+    """Checks that there are weights of a best epoch.
+
+    Raises:
+      InputError: there are none.
+    """
+    _best(self._path, fix='give --overwrite to train from the start')
 
   def summary(self) -> tf.summary.SummaryWriter:
     """A writer of curves for TensorBoard."""
@@ -209,13 +251,25 @@ def _clear(path: str, overwrite: bool) -> None:
   if foreign or CONFIG_NAME not in files:
     raise errors.InputError('output exists and is no run', path=path, found=min(foreign or files),
                             expected='no directory or an empty one', fix='choose another place')
-  with errors.in_file(os.path.join(path, CONFIG_NAME)):
+  try:
     _parse(datasets.read_text(os.path.join(path, CONFIG_NAME)))
+  except errors.InputError as error:
+    raise errors.InputError('output exists and is no run', path=os.path.join(path, CONFIG_NAME),
+                            found=f'{error.reason} ({error.found})', expected='no directory or an empty one',
+                            fix='remove it, or choose another place') from error
   # A run that ended before its first epoch and left no state is worth nothing to anybody.
   if not overwrite and (HISTORY_NAME in files or is_interrupted(path)):
     raise errors.InputError('output exists', path=path, found='a run', expected='no directory or an empty one',
                             fix='give --overwrite to replace it')
   tf.io.gfile.rmtree(path)
+
+
+def _best(path: str, *, fix: str) -> str:
+  """The checkpoint of a run."""
+  checkpoint = tf.train.latest_checkpoint(os.path.join(path, _CHECKPOINT))
+  if checkpoint is None:
+    raise errors.InputError('run without a checkpoint', path=path, fix=fix)
+  return checkpoint
 
 
 def load(path: str) -> Run:
@@ -230,9 +284,7 @@ def load(path: str) -> Run:
                             expected='a directory that train has written')
   with errors.in_file(config_path):
     config, options, choices = _parse(datasets.read_text(config_path))
-  checkpoint = tf.train.latest_checkpoint(os.path.join(path, _CHECKPOINT))
-  if checkpoint is None:
-    raise errors.InputError('run without a checkpoint', path=path, fix='let train finish at least one epoch')
+  checkpoint = _best(path, fix='let train finish at least one epoch')
   num_extra = choices.num_extra
   statistics = datasets.read_statistics(os.path.join(path, STATISTICS_NAME), num_extra=num_extra)
   try:

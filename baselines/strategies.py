@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+import functools
 import json
 import os
 
@@ -91,8 +92,14 @@ def any_worker(strategy: tf.distribute.Strategy, value: bool) -> bool:
   """Whether `value` is true for any worker of a cluster, once all of them have called this."""
   if not is_cluster(strategy):
     return value
-  values = strategy.run(lambda: tf.constant(float(value)))
-  return strategy.reduce(tf.distribute.ReduceOp.SUM, values, axis=None).numpy() > 0
+  return _sum_of(strategy)(tf.constant(float(value))).numpy() > 0
+
+
+@functools.lru_cache(maxsize=1)
+def _sum_of(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor], tf.Tensor]:
+  """A function that adds up what all replicas of a cluster give it."""
+  return tf.function(lambda value: strategy.reduce(
+      tf.distribute.ReduceOp.SUM, strategy.run(lambda: value), axis=None))
 
 
 def num_inputs(strategy: tf.distribute.Strategy) -> int:

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from baselines import checkpoints
 from baselines import host
-from baselines import interrupts
+from baselines import interrupts as interrupts_lib
 from baselines import loop
 from baselines import losses
 from baselines import models
@@ -51,7 +51,8 @@ _Options = TypeVar('_Options')
 def train(*, data: str, out: str, model: models.ModelOptions | None = None,
           options: TrainOptions | None = None, strategy: tf.distribute.Strategy | None = None,
           valid_split: str | None = None, overwrite: bool = False, steps_per_call: int = STEPS_PER_CALL,
-          checkpoint_minutes: float = CHECKPOINT_MINUTES, progress: Callable[[str], None] = print) -> runs.Run:
+          checkpoint_minutes: float = CHECKPOINT_MINUTES, interrupts: interrupts_lib.Interrupts | None = None,
+          progress: Callable[[str], None] = print) -> runs.Run:
   """Trains a model and writes its run directory, or goes on with a training that was stopped.
 
   In the main thread, SIGTERM and SIGINT end it once the state is saved.
@@ -66,6 +67,7 @@ def train(*, data: str, out: str, model: models.ModelOptions | None = None,
     overwrite: replace a run that exists, finished or not.
     steps_per_call: steps that are taken without coming back to Python.
     checkpoint_minutes: a state is saved at the end of each epoch, and in between when the last is older than this.
+    interrupts: entered, if signals are to stop it.
     progress: is given lines to show.
 
   Returns:
@@ -97,16 +99,20 @@ def train(*, data: str, out: str, model: models.ModelOptions | None = None,
                          'source': dict(directory.manifest.source), 'options': dict(directory.manifest.options)},
                 'versions': {'tpu_graphs': tpu_graphs.__version__, 'tensorflow': tf.__version__,
                              'tensorflow_gnn': tfgnn.__version__, 'python': platform.python_version()}})
-    shards = directory.split('train')
-    progress(f'{model.name}, {sum(int(tf.size(v)) for v in trainer.model.trainable_variables):,} weights; '
-             f'{directory.manifest.collection}: {shards.modules:,} modules, {shards.configs:,} configs; '
-             f'{trainer.steps_in_epoch(1):,} steps per epoch')
-    progress(f'train: {trainer.plan.describe()}')
-    if goes_on:
-      states.restore(progress)
-      progress(f'going on at epoch {position.epoch}, after step {position.step}')
-    loop.Loop(trainer, writer=writer, states=states, progress=position, valid_split=valid_split,
-              steps_per_call=steps_per_call, checkpoint_minutes=checkpoint_minutes, show=progress).run()
+    with writer:
+      shards = directory.split('train')
+      progress(f'{model.name}, {sum(int(tf.size(v)) for v in trainer.model.trainable_variables):,} weights; '
+               f'{directory.manifest.collection}: {shards.modules:,} modules, {shards.configs:,} configs; '
+               f'{trainer.steps_in_epoch(1):,} steps per epoch')
+      progress(f'train: {trainer.plan.describe()}')
+      if goes_on:
+        states.restore(progress)
+        if position.best_epoch:
+          writer.check_best()
+        progress(f'going on at epoch {position.epoch}, after step {position.step}')
+      loop.Loop(trainer, writer=writer, states=states, progress=position,
+                interrupts=interrupts or interrupts_lib.Interrupts(), valid_split=valid_split,
+                steps_per_call=steps_per_call, checkpoint_minutes=checkpoint_minutes, show=progress).run()
   strategies.any_worker(strategy, False)  # Waits until the run is written.
   return runs.load(out)
 
@@ -198,16 +204,18 @@ def _job(flag_values, _) -> int:
   strategy = strategies.make(flag_values.strategy, tpu=flag_values.tpu,
                              paths={'--data': flag_values.data, '--out': flag_values.out})
   try:
-    run = train(
-        data=flag_values.data, out=flag_values.out, strategy=strategy, overwrite=flag_values.overwrite,
-        valid_split=flag_values.valid_split, steps_per_call=flag_values.steps_per_call,
-        checkpoint_minutes=flag_values.checkpoint_minutes,
-        model=models.ModelOptions(flag_values.model or models.DEFAULT_MODEL[kind], kind,
-                                  _from_flags(parts.PartOptions, flag_values)),
-        options=_from_flags(TrainOptions, flag_values))
-  except interrupts.Interrupted as interrupted:
+    with interrupts_lib.Interrupts() as interrupts:  # After the strategy, since one for a cluster handles SIGTERM, too.
+      run = train(
+          data=flag_values.data, out=flag_values.out, strategy=strategy, overwrite=flag_values.overwrite,
+          valid_split=flag_values.valid_split, steps_per_call=flag_values.steps_per_call,
+          checkpoint_minutes=flag_values.checkpoint_minutes, interrupts=interrupts,
+          model=models.ModelOptions(flag_values.model or models.DEFAULT_MODEL[kind], kind,
+                                    _from_flags(parts.PartOptions, flag_values)),
+          options=_from_flags(TrainOptions, flag_values))
+  except interrupts_lib.Interrupted as interrupted:
+    same = 'the same command without --overwrite' if flag_values.overwrite else 'the same command'
     return cli.fail(cli.INTERRUPTED if interrupted.signal == signal.SIGINT else PREEMPTED,
-                    f'{interrupted}, the state is saved; the same command goes on from it')
+                    f'{interrupted}, the state is saved; {same} goes on from it')
   print(f'wrote {run.path}')
   return 0
 

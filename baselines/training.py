@@ -133,12 +133,14 @@ class Steps:
     count: number of steps taken: fewer than asked for if the last one was not finite.
     loss: sum of their mean losses over modules.
     configs: number of configs in them.
+    comparable: number of modules with two different runtimes in them.
     norm: global norm of the gradient of the last step, before it was clipped.
     losses: float32 [replicas, B], of the modules of the last step.
   """
   count: int
   loss: float
   configs: int
+  comparable: int
   norm: float
   losses: Any
 
@@ -220,23 +222,24 @@ class Trainer:
   def take(self, batches: Iterator[Any], count: int) -> Steps:
     """Takes steps over the next `count` batches of an iterator over `batches(...)`; stops after one not finite."""
     taken = [value.numpy() for value in self._take(batches, tf.constant(count))]
-    count, loss, configs, norm = (value.item() for value in taken[:4])
-    return Steps(count, loss, int(configs), norm, taken[4])
+    count, loss, configs, comparable, norm = (value.item() for value in taken[:5])
+    return Steps(count, loss, int(configs), int(comparable), norm, taken[5])
 
   def _take(self, batches, count):
-    taken, total, configs, norm = tf.constant(0), tf.constant(0.0), tf.constant(0.0), tf.constant(0.0)
+    taken, total, counts, norm = tf.constant(0), tf.constant(0.0), tf.zeros([2]), tf.constant(0.0)
     of_modules = tf.zeros([0, 0])
     for _ in tf.range(count):
       tf.autograph.experimental.set_loop_options(shape_invariants=[(of_modules, tf.TensorShape([None, None]))])
       results = self.strategy.run(self._replica_step, args=(next(batches),))
       # Summed over the replicas already, so all have the same.
-      loss, step_configs, norm, of_modules = (self.strategy.experimental_local_results(r)[0] for r in results)
+      loss, step_counts, norm, of_modules = (self.strategy.experimental_local_results(r)[0] for r in results)
       if self.options.ema:
         self._update_average()
-      taken, total, configs = taken + 1, total + loss, configs + step_configs
+      taken, total, counts = taken + 1, total + loss, counts + step_counts
       if not tf.math.is_finite(loss + norm):
         break
-    return taken, total, configs, norm, of_modules
+    comparable, configs = tf.unstack(counts)
+    return taken, total, configs, comparable, norm, of_modules
 
   def _replica_step(self, graph: tfgnn.GraphTensor):
     context = tf.distribute.get_replica_context()
@@ -251,7 +254,7 @@ class Trainer:
     gradients, norm = tf.clip_by_global_norm([gradient / comparable for gradient in gradients], self.options.clip_norm)
     self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True),
                                    skip_gradients_aggregation=True)
-    return tf.reduce_sum(of_modules) / comparable, counts[1], norm, of_modules
+    return tf.reduce_sum(of_modules) / comparable, counts, norm, of_modules
 
   def _gradients(self, graph: tfgnn.GraphTensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """Losses of the modules [B], and the gradients of their sum."""

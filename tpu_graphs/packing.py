@@ -7,7 +7,7 @@ many batches there are. So each worker knows that the others make as many batche
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import math
@@ -33,7 +33,7 @@ _MAX_COMPONENTS = 1.5  # Modules in a pack, over `batch_size`.
 _MAX_SLACK = 1.5  # Edges and configurable ops in a pack, over their mean times `batch_size`.
 _MULTIPLE = 8  # Static sizes are multiples of this, as devices like them.
 _MAX_CANDIDATES = 200
-_NAMED = 3  # Modules that an error names.
+_NAMED = 3  # Of the modules that are too large, those that are named.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -315,7 +315,8 @@ class Plan:
       raise errors.InputError(
           'nothing to score' if chunked else 'nothing to learn from', path=directory.path, where=split,
           found=f'{self.unmeasured} of {kept.size} records without runtimes, {len(self.oversize)} modules too large',
-          expected='records with configs' if chunked else 'measured modules', fix='choose or convert another split')
+          expected='records with configs' if chunked else 'measured modules',
+          fix='raise --max_ops' if self.oversize else 'choose or convert another split')
     self._first_item = np.cumsum(self._num_items) - self._num_items
     self.first_config = (np.arange(record.size) - self._first_item[record]) * options.configs_per_module
     self._sizes = np.concatenate([np.ones((record.size, 1), np.int64), sizes[record]], axis=1)
@@ -448,7 +449,8 @@ class Plan:
       text += f'; {self.unmeasured:,} records without runtimes left out'
     if self.oversize:
       treatment = 'left out' if self.options.oversize == 'skip' else 'taken in segments'
-      text += f'; {len(self.oversize):,} modules of more than {self.options.max_ops:,} ops {treatment}'
+      text += (f'; {len(self.oversize):,} of more than {self.options.max_ops:,} ops {treatment}: '
+               f'{_named(self.oversize)}')
     return text
 
 
@@ -462,9 +464,7 @@ def _limited(directory: datasets.DatasetDirectory, split: str, options: BatchOpt
   modules = {name: int(sizes[record, 0]) for record, (name, *_) in zip(large, found, strict=True) if kept[record]}
   oversize = tuple(sorted(modules.items(), key=lambda module: (-module[1], module[0])))
   if options.oversize == 'fail':
-    named = ', '.join(f'{name} ({ops:,} ops)' for name, ops in oversize[:_NAMED])
-    more = f' and {len(oversize) - _NAMED} more' if len(oversize) > _NAMED else ''
-    raise errors.InputError('modules too large', path=directory.path, where=split, found=named + more,
+    raise errors.InputError('modules too large', path=directory.path, where=split, found=_named(oversize),
                             expected=f'<= {options.max_ops:,} ops',
                             fix='raise --max_ops, or train with --oversize=skip or --oversize=segment')
   if options.oversize == 'skip':
@@ -476,6 +476,12 @@ def _limited(directory: datasets.DatasetDirectory, split: str, options: BatchOpt
     num_ops = int(sizes[record, 0])
     sizes[record] = [options.max_ops, *(_most_inside(*ends, num_ops, options.max_ops) for ends in (edges, configured))]
   return sizes, kept, oversize
+
+
+def _named(oversize: Sequence[tuple[str, int]]) -> str:
+  """Some of the modules that are too large, and how many more there are."""
+  named = ', '.join(f'{name} ({ops:,} ops)' for name, ops in oversize[:_NAMED])
+  return named + (f' and {len(oversize) - _NAMED:,} more' if len(oversize) > _NAMED else '')
 
 
 def _most_inside(low: np.ndarray, high: np.ndarray, num_ops: int, length: int) -> int:

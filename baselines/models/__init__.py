@@ -51,7 +51,7 @@ class ModelOptions:
     if self.kind not in module_lib.KINDS:
       raise errors.InputError('unknown kind', where='kind', found=self.kind, expected=' or '.join(module_lib.KINDS))
     if 'GATv2' in self.name and self.parts.hidden % self.parts.attention_heads:
-      raise errors.InputError('hidden units cannot be shared out to the attention heads', where='hidden',
+      raise errors.InputError('hidden units cannot be shared out to the attention heads', where='--hidden',
                               found=self.parts.hidden, expected=f'a multiple of {self.parts.attention_heads}')
 
 

@@ -8,68 +8,72 @@ import pytest
 
 from baselines import interrupts as interrupts_lib
 
+_NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-def test_signal_is_noted_until_it_is_asked_for(number):
-  before = signal.getsignal(number)
+
+@pytest.fixture(autouse=True)
+def handlers():
+  """Those of before a test, which has them again afterwards."""
+  before = {number: signal.getsignal(number) for number in _NUMBERS}
+  yield before
+  for number, handler in before.items():
+    signal.signal(number, handler)
+
+
+@pytest.mark.parametrize('number', _NUMBERS)
+def test_signal_is_noted(handlers, number):
   with interrupts_lib.Interrupts() as interrupts:
-    interrupts.check()
+    assert interrupts.received is None
     os.kill(os.getpid(), number)
-    with pytest.raises(interrupts_lib.Interrupted, match=number.name) as info:
-      interrupts.check()
-    assert info.value.signal == number
-    assert signal.getsignal(number) == before  # A second one does what it always did.
-  assert signal.getsignal(number) == before
+    assert interrupts.received == number
+  assert {number: signal.getsignal(number) for number in _NUMBERS} == handlers
 
 
-def test_signal_breaks_off_work_that_changes_nothing():
-  def work(signals):
-    for _ in range(signals):
-      os.kill(os.getpid(), signal.SIGTERM)
-    reached.append(signals)
-
-  reached = []
+def test_second_sigint_does_what_it_did_before():
   with interrupts_lib.Interrupts() as interrupts:
-    for signals in (1, 0):  # Once received, it is raised where the next block begins.
-      with pytest.raises(interrupts_lib.Interrupted), interrupts.at_once():
-        work(signals)
-  assert reached == []
+    os.kill(os.getpid(), signal.SIGINT)
+    assert interrupts.received == signal.SIGINT
+    with pytest.raises(KeyboardInterrupt):
+      os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.parametrize('own', [False, True])
-def test_workers_of_a_cluster_stop_where_all_have_come_to(own):
-  told, others = [], iter([False, True])
-
-  def any_worker(value):
-    told.append(value)
-    return next(others) or value
-
-  with interrupts_lib.Interrupts(any_worker) as interrupts:
-    with interrupts.at_once():
-      if own:
-        os.kill(os.getpid(), signal.SIGTERM)  # Not raised: the others have not come here yet.
-    with pytest.raises(interrupts_lib.Interrupted) as info:
-      interrupts.check()
-  assert told == [False, own]
-  assert info.value.signal == (signal.SIGTERM if own else None)
-  assert str(info.value) == ('stopped by SIGTERM' if own else 'stopped since another worker was')
-
-
-def test_handlers_are_put_back():
-  before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-  with interrupts_lib.Interrupts():
-    assert signal.getsignal(signal.SIGTERM) != before[0]
-  assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
-
-
-def test_other_threads_train_without_it():
-  def work():
+def test_sigterm_never_ends_what_is_being_saved():
+  def save():
     with interrupts_lib.Interrupts() as interrupts:
-      interrupts.check()
-      done.append(True)
+      for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+        os.kill(os.getpid(), number)
+      raise interrupts_lib.Interrupted(interrupts.received)
 
-  done = []
+  with pytest.raises(interrupts_lib.Interrupted) as info:
+    save()
+  assert info.value.signal == signal.SIGTERM
+  os.kill(os.getpid(), signal.SIGTERM)  # Nor what is done after that.
+
+
+@pytest.mark.parametrize(('number', 'told'), [
+    (signal.SIGTERM, 'stopped by SIGTERM'), (signal.SIGINT, 'stopped by SIGINT'),
+    (None, 'stopped since another worker was')])
+def test_error_tells_of_the_signal(number, told):
+  error = interrupts_lib.Interrupted(number)
+  assert error.signal == number
+  assert str(error) == told
+
+
+def test_signals_that_are_ignored_stay_so():
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # As for the jobs that a script has in the background.
+  with interrupts_lib.Interrupts() as interrupts:
+    os.kill(os.getpid(), signal.SIGINT)
+    assert interrupts.received is None
+  assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+
+
+def test_other_threads_train_without_it(handlers):
+  def work():
+    with interrupts_lib.Interrupts():
+      found.append({number: signal.getsignal(number) for number in _NUMBERS})
+
+  found = []
   thread = threading.Thread(target=work)
   thread.start()
   thread.join()
-  assert done == [True]
+  assert found == [handlers]

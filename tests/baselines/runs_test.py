@@ -35,9 +35,18 @@ class _Case:
   input: str
 
 
-@pytest.fixture(scope='session', params=module_lib.KINDS)
-def case(request, tmp_path_factory):
-  kind, folder = request.param, tmp_path_factory.mktemp(f'runs_{request.param}')
+@pytest.fixture(scope='session')
+def cases(tmp_path_factory):
+  """One of each kind."""
+  return [_make_case(kind, tmp_path_factory.mktemp(f'runs_{kind}')) for kind in module_lib.KINDS]
+
+
+@pytest.fixture(scope='session', params=range(len(module_lib.KINDS)), ids=module_lib.KINDS)
+def case(request, cases):
+  return cases[request.param]
+
+
+def _make_case(kind, folder):
   np.savez(folder / 'a.npz', **(testing.tile_arrays(c=9) if kind == 'tile' else testing.layout_arrays(c=9)))
   module = npz.load(folder / 'a.npz')
   content = statistics.Statistics.of(module).to_json()
@@ -86,16 +95,17 @@ def test_history_has_a_row_per_epoch(case):
 
 
 @pytest.mark.slow
-def test_another_process_gives_the_same_scores(case):
+def test_another_process_gives_the_same_scores(cases):
   code = ('import sys\n'
           'import tpu_graphs\n'
-          'print(tpu_graphs.rank(sys.argv[1], sys.argv[2]).scores.tobytes().hex())')
-  process = subprocess.run([sys.executable, '-c', code, case.run, case.input], capture_output=True, text=True,
-                           check=False)
+          'for run, path in zip(sys.argv[1::2], sys.argv[2::2]):\n'
+          '  print(tpu_graphs.rank(run, path).scores.tobytes().hex())')
+  paths = [path for case in cases for path in (case.run, case.input)]
+  process = subprocess.run([sys.executable, '-c', code, *paths], capture_output=True, text=True, check=False)
   assert process.returncode == 0, process.stderr
-  expected = scoring.score_module(scoring.make_scorer(case.model, case.options.kind), npz.load(case.input)).score
-  found = np.frombuffer(bytes.fromhex(process.stdout.strip()), np.float32)
-  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+  for case, line in zip(cases, process.stdout.splitlines(), strict=True):
+    expected = scoring.score_module(scoring.make_scorer(case.model, case.options.kind), npz.load(case.input)).score
+    np.testing.assert_allclose(np.frombuffer(bytes.fromhex(line), np.float32), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_only_the_last_saved_weights_are_kept(case, tmp_path):
@@ -279,8 +289,9 @@ def test_files_of_others_are_never_removed(damaged, case, foreign, overwrite):
 @pytest.mark.parametrize('overwrite', [False, True])
 def test_config_of_another_program_is_not_removed(tmp_path, case, overwrite):
   (tmp_path / runs.CONFIG_NAME).write_text('{"model_type": "bert"}')
-  with pytest.raises(errors.InputError, match='damaged config'):
+  with pytest.raises(errors.InputError, match=r'output exists and is no run.*damaged config') as info:
     _write(tmp_path, case, overwrite)
+  assert (info.value.path, info.value.fix) == (str(tmp_path / runs.CONFIG_NAME), 'remove it, or choose another place')
   assert (tmp_path / runs.CONFIG_NAME).read_text() == '{"model_type": "bert"}'
 
 

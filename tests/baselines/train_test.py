@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from baselines import checkpoints
 from baselines import interrupts
+from baselines import loop
 from baselines import models
 from baselines import runs
 from baselines import scoring
@@ -28,6 +29,7 @@ from tpu_graphs import datasets
 from tpu_graphs import errors
 from tpu_graphs import metrics
 
+pytestmark = pytest.mark.usefixtures('each_pipeline_made_once')
 _PARTS = parts.PartOptions(hidden=8, layers=1, opcode_embedding=4)
 _TIMES = ('steps_per_second', 'configs_per_second')
 _planted = testing.planted_arrays
@@ -78,7 +80,7 @@ def _judged(run, data, split):
 @pytest.mark.slow
 def test_planted_order_is_learned(kind, data, tmp_path):
   run = train.train(data=data, out=str(tmp_path / 'run'), model=_model(kind), valid_split='train',
-                    options=_options(epochs=40, learning_rate=0.02, configs_per_module=16))
+                    options=_options(epochs=20, batch_size=2, learning_rate=0.02, configs_per_module=16))
   losses = [float(row['loss']) for row in _history(run)]
   assert np.isfinite(losses).all()
   assert losses[-1] < losses[0] - 0.3
@@ -116,6 +118,19 @@ def test_same_seed_gives_the_same_run(kind, data, trained, tmp_path):
   again = train.train(data=data, out=str(tmp_path / 'again'), model=_model(kind),
                       options=_options(learning_rate=0.05))
   _assert_same(again, trained)
+
+
+def test_lines_tell_how_fast_it_goes(arguments, tmp_path, monkeypatch):
+  monkeypatch.setattr(loop, '_PROGRESS_SECONDS', -1.0)
+  lines = []
+  train.train(**arguments, out=str(tmp_path / 'run'), progress=lines.append)
+  number = r'[\d,]+'
+  speed = rf'{number}\.\d steps/s  {number} configs/s'
+  steps = [line for line in lines if '  step ' in line]
+  assert len(steps) == 9
+  assert re.fullmatch(rf'epoch 1/3  step 1/3  loss \d+\.\d{{4}}  {speed}', steps[0])
+  for line in steps[1:]:
+    assert re.fullmatch(rf'epoch \d/3  step \d/3  loss \d+\.\d{{4}}  {speed}  (\d+ min )?\d+ s left', line)
 
 
 def test_history_tells_of_each_epoch(kind, trained):
@@ -227,28 +242,64 @@ def test_killed_training_goes_on_as_if_it_had_not_been(arguments, unbroken, stop
   assert not (stopped / runs.STATE_NAME).exists()
 
 
-def test_signal_saves_the_state(arguments, unbroken, tmp_path, at_call):
+@pytest.fixture
+def terminate():
+  """What a scheduler does, twice, as some do; SIGTERM is ignored from then on, but not after the test."""
+  def kill():
+    for _ in range(2):
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  before = signal.getsignal(signal.SIGTERM)
+  yield kill
+  signal.signal(signal.SIGTERM, before)
+
+
+def _interrupted(**arguments):
+  with pytest.raises(interrupts.Interrupted) as info, interrupts.Interrupts() as entered:
+    train.train(**arguments, interrupts=entered)
+  assert info.value.signal == signal.SIGTERM
+  assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+
+
+def test_signal_saves_the_state(arguments, unbroken, tmp_path, at_call, terminate):
   out = tmp_path / 'run'
   rarely = {**arguments, 'checkpoint_minutes': 1000}
-  at_call(5, lambda: os.kill(os.getpid(), signal.SIGTERM))
-  with pytest.raises(interrupts.Interrupted):
-    train.train(**rarely, out=str(out))
+  at_call(5, terminate)
+  _interrupted(**rarely, out=str(out))
   assert _states(out) == ['000002-00000000', '000002-00000002']
   _assert_same(train.train(**rarely, out=str(out)), unbroken)
 
 
-def test_signal_while_an_epoch_is_judged(arguments, unbroken, tmp_path, monkeypatch):
-  out = tmp_path / 'run'
+def test_signal_while_the_model_is_made(arguments, unbroken, tmp_path, terminate):
+  out, lines = tmp_path / 'run', []
+  _interrupted(**arguments, out=str(out), progress=lambda _: terminate())
+  assert _states(out) == ['000001-00000000']
+  _assert_same(train.train(**arguments, out=str(out), progress=lines.append), unbroken)
+  assert 'going on at epoch 1, after step 0' in lines
 
-  def judge(*_):
-    os.kill(os.getpid(), signal.SIGTERM)
-    raise AssertionError('the signal should have ended it')
 
+def test_signal_while_an_epoch_is_judged(arguments, unbroken, tmp_path, monkeypatch, terminate):
+  def scorer(*args, **options):
+    def traced(*graphs):
+      terminate()  # In the middle of the work of AutoGraph, which takes all that is raised for errors of its own.
+      return made.function(*graphs)
+
+    made = make_scorer(*args, **options)
+    return dataclasses.replace(made, function=tf.function(traced))
+
+  def split(*args):
+    for module in score_split(*args):
+      judged.append(module.module_id)
+      yield module
+
+  out, judged = tmp_path / 'run', []
+  make_scorer, score_split = scoring.make_scorer, scoring.score_split
   with monkeypatch.context() as patch:
-    patch.setattr(scoring, 'score_split', judge)
-    with pytest.raises(interrupts.Interrupted):
-      train.train(**arguments, out=str(out))
+    patch.setattr(scoring, 'make_scorer', scorer)
+    patch.setattr(scoring, 'score_split', split)
+    _interrupted(**arguments, out=str(out))
   assert _states(out)[-1] == '000001-00000003'
+  assert len(judged) == 1
   assert not (out / runs.HISTORY_NAME).exists()
   _assert_same(train.train(**arguments, out=str(out)), unbroken)
 
@@ -256,14 +307,15 @@ def test_signal_while_an_epoch_is_judged(arguments, unbroken, tmp_path, monkeypa
 @pytest.mark.parametrize(('number', 'code', 'told'), [
     (signal.SIGTERM, train.PREEMPTED, 'by SIGTERM'), (signal.SIGINT, cli.INTERRUPTED, 'by SIGINT'),
     (None, train.PREEMPTED, 'since another worker was')])
+@pytest.mark.usefixtures('terminate')
 def test_exit_code_tells_of_the_signal(tile_data, tmp_path, monkeypatch, capsys, number, code, told):
   def interrupted(**_):
     raise interrupts.Interrupted(number)
 
   monkeypatch.setattr(train, 'train', interrupted)
-  assert cli.main(['tpu-graphs', 'train', f'--data={tile_data}', f'--out={tmp_path}']) == code
-  assert capsys.readouterr().err == (
-      f'error: stopped {told}, the state is saved; the same command goes on from it\n')
+  for flags, same in (([], 'the same command'), (['--overwrite'], 'the same command without --overwrite')):
+    assert cli.main(['tpu-graphs', 'train', f'--data={tile_data}', f'--out={tmp_path}', *flags]) == code
+    assert capsys.readouterr().err == f'error: stopped {told}, the state is saved; {same} goes on from it\n'
 
 
 def test_damaged_newest_state_is_passed_over(arguments, unbroken, stopped):
@@ -294,6 +346,37 @@ def test_other_options_than_those_of_the_interrupted_run(arguments, stopped):
   assert error.expected == 'model.parts.hidden=8, training.learning_rate=0.05, training.seed=0'
   assert '--overwrite' in error.fix
   assert _states(stopped) == before
+
+
+def test_full_disk_is_one_line(arguments, unbroken, tmp_path, monkeypatch):
+  def write(*_):
+    raise tf.errors.ResourceExhaustedError(None, None, 'No space left on device')
+
+  out = tmp_path / 'run'
+  with monkeypatch.context() as patch:
+    patch.setattr(tf.train.Checkpoint, 'write', write)
+    error = _refusal(**arguments, out=str(out))
+  assert (error.reason, error.path) == ('cannot write', str(out / runs.STATE_NAME))
+  assert 'No space left on device' in error.found
+  _assert_same(train.train(**arguments, out=str(out)), unbroken)
+
+
+def test_weights_of_the_best_epoch_that_are_gone(arguments, stopped):
+  shutil.rmtree(stopped / 'checkpoint')
+  error = _refusal(**arguments, out=str(stopped))
+  assert (error.reason, error.path) == ('run without a checkpoint', str(stopped))
+  assert '--overwrite' in error.fix
+
+
+def test_second_training_of_a_run_is_refused(arguments, unbroken, stopped):
+  def try_again(line):
+    if line.startswith('going on'):
+      for over in ({}, {'overwrite': True}):
+        found.append(_refusal(**arguments, **over, out=str(stopped)))
+
+  found = []
+  _assert_same(train.train(**arguments, out=str(stopped), progress=try_again), unbroken)
+  assert [(error.reason, error.path) for error in found] == [('run in use', str(stopped))] * 2
 
 
 def test_training_stops_early(arguments, tmp_path):
@@ -329,7 +412,7 @@ def test_loss_that_is_not_finite_names_its_modules(arguments, tmp_path, monkeypa
 
 def test_gradient_that_is_not_finite_names_all_modules(arguments, tmp_path, monkeypatch):
   monkeypatch.setattr(training.Trainer, 'take', lambda self, batches, count: training.Steps(
-      1, 0.5, 16, float('inf'), np.zeros(np.array(self.module_ids(1, 0)).shape)))
+      1, 0.5, 16, 2, float('inf'), np.zeros(np.array(self.module_ids(1, 0)).shape)))
   error = _refusal(**arguments, out=str(tmp_path / 'run'))
   assert (error.reason, error.found) == ('gradient not finite', 'inf')
   assert re.fullmatch(r'epoch 1, step 1, modules m\d, m\d', error.where)
@@ -420,7 +503,7 @@ def test_without_measured_valid_split_the_train_split_decides(tmp_path, kind):
   data = testing.convert_arrays(
       tmp_path, kind, {'train/a': _planted(kind, 3, 9, 0), 'valid/b': _unmeasured(kind, 3, 5, 1)})
   lines = []
-  run = train.train(data=data, out=str(tmp_path / 'run'), model=_model(kind), options=_options(epochs=1),
+  run = train.train(data=data, out=str(tmp_path / 'run'), model=_model(kind, 'MLP'), options=_options(epochs=1),
                     progress=lines.append)
   assert run.config['valid_split'] == 'train'
   assert 'nothing in the valid split is measured' in lines[0]
@@ -437,7 +520,7 @@ def test_damaged_shard_is_named(kind, tmp_path):
   content = bytearray(shard.read_bytes())
   content[50] ^= 1
   shard.write_bytes(content)
-  error = _refusal(data=data, out=str(tmp_path / 'run'), model=_model(kind), options=_options())
+  error = _refusal(data=data, out=str(tmp_path / 'run'), model=_model(kind, 'MLP'), options=_options())
   assert (error.reason, error.path) == ('damaged shard', str(shard))
 
 
@@ -475,3 +558,22 @@ def test_nothing_to_learn_is_an_error(tmp_path, arrays):
       'train/a': testing.tile_arrays(**arrays), 'train/b': testing.tile_arrays(n=3, seed=1, **arrays)})
   error = _refusal(data=data, out=str(tmp_path / 'run'), model=_model('tile', 'MLP'), options=_options(epochs=1))
   assert (error.reason, error.path) == ('nothing to learn', data)
+
+
+def test_nothing_to_learn_though_there_is_something_to_judge_by(tmp_path):
+  data = testing.convert_arrays(tmp_path, 'tile', {
+      'train/a': testing.tile_arrays(c=6, config_runtime=np.full(6, 5000)), 'valid/b': _planted('tile', 3, 9, 1)})
+  error = _refusal(data=data, out=str(tmp_path / 'run'), model=_model('tile', 'MLP'), options=_options(epochs=1))
+  assert (error.reason, error.path, error.where) == ('nothing to learn', data, 'train')
+
+
+def test_nothing_to_judge_by_is_told_once(tmp_path):
+  data = testing.convert_arrays(tmp_path, 'tile', {
+      'train/a': _planted('tile', 3, 9, 1), 'valid/b': testing.tile_arrays(c=6, config_runtime=np.full(6, 5000))})
+  lines = []
+  run = train.train(data=data, out=str(tmp_path / 'run'), model=_model('tile', 'MLP'), options=_options(epochs=3),
+                    progress=lines.append)
+  (warning,) = [line for line in lines if line.startswith('warning: ')]
+  assert 'opa of valid is undefined' in warning
+  assert len(_history(run)) == 3
+  assert (tmp_path / 'run/checkpoint/ckpt-3.index').exists()

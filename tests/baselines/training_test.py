@@ -23,6 +23,7 @@ from tpu_graphs import batching
 from tpu_graphs import datasets
 from tpu_graphs import errors
 
+pytestmark = pytest.mark.usefixtures('each_pipeline_made_once')
 _PARTS = parts.PartOptions(hidden=8, layers=1, opcode_embedding=4)
 # Adding a constant to all scores changes no loss by order, so that Adam makes random steps for the last bias out of
 # what is rounded off. With some mse each weight has a gradient, and weights can be compared.
@@ -274,12 +275,12 @@ def test_two_workers_train_as_one_and_stop_together(tmp_path):
   data = testing.convert_arrays(tmp_path, 'tile', {
       f'train/m{i}': testing.planted_arrays('tile', 3, 8, i) for i in range(8)}, num_shards=2)
   out = tmp_path / 'run'
-  epochs = 6
+  epochs = 2
   command = [sys.executable, '-m', 'baselines.train', f'--data={data}', f'--out={out}', '--model=MLP',
              '--hidden=8', '--layers=1', '--opcode_embedding=4', '--strategy=multi_worker', f'--epochs={epochs}',
              '--batch_size=4', '--configs_per_module=8', f'--loss={_LOSS}', '--steps_per_call=1']
   workers = _start_workers(command)
-  while not (out / runs.HISTORY_NAME).exists() and all(worker.poll() is None for worker in workers):
+  while not (out / runs.CONFIG_NAME).exists() and all(worker.poll() is None for worker in workers):
     time.sleep(0.01)
   workers[1].terminate()  # The first one is not told.
   for worker, told in zip(workers, ('since another worker was', 'by SIGTERM'), strict=True):

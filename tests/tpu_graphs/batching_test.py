@@ -413,7 +413,9 @@ def test_modules_that_are_too_large_are_left_out(directory, sources, measured):
   large = {name: ops for name, ops in large.items() if ops > 6}
   assert dict(plan.oversize) == large
   assert plan.oversize[0] == ('large', 19)
-  assert f'{len(large)} modules of more than 6 ops left out' in plan.describe()
+  named = 'large (19 ops), more-5 (8 ops), many-π模 (7 ops)'
+  assert f'{len(large)} of more than 6 ops left out: {named}{f" and {len(large) - 3} more" * (len(large) > 3)}' in (
+      plan.describe())
   batches = _batches(directory, options=options)
   assert sorted(_ids(batches)) == sorted(measured - large.keys())
   assert max(graph.node_sets['op'].total_size for graph in batches) <= 8
