@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+import dataclasses
 import time
 from typing import Any
 
@@ -51,9 +52,12 @@ class Loop:
     self._checkpoint_seconds = 60 * checkpoint_minutes
     self._show = show
     self._interrupts = interrupts
-    self._scorer = scoring.make_scorer(
+    scorer = scoring.make_scorer(
         trainer.judged, trainer.directory.kind, num_extra=trainer.directory.manifest.choices.num_extra,
         strategy=trainer.strategy, static_shapes=bool(self._options.shapes))
+    if not strategies.is_cluster(trainer.strategy):  # There, each worker judges at a speed of its own.
+      scorer = dataclasses.replace(scorer, function=self._checked(scorer.function))
+    self._scorer = scorer
     ks = metrics.TOP_KS[trainer.directory.kind]
     # In lines and in the history: what the best is chosen by, and a middle top-k error beside it.
     self._shown_metrics = tuple(dict.fromkeys((
@@ -96,6 +100,14 @@ class Loop:
     received = self._interrupts.received
     if strategies.any_worker(self._trainer.strategy, received is not None):
       raise interrupts_lib.Interrupted(received)
+
+  def _checked(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which a signal that has been received keeps from being called."""
+    def call(*args: Any) -> Any:
+      self._check()
+      return function(*args)
+
+    return call
 
   def _train_epoch(self) -> None:
     progress = self._progress
@@ -143,15 +155,10 @@ class Loop:
     """The metrics of the validation split."""
     self._check()
     self._trainer.update_judged()
-    return metrics.summarize(self._judge_modules())
-
-  def _judge_modules(self) -> Iterator[metrics.ModuleMetrics]:
     directory = self._trainer.directory
-    for module in scoring.score_split(self._scorer, directory, self._valid_split):
-      if not strategies.is_cluster(self._trainer.strategy):  # There, each worker judges at a speed of its own.
-        self._check()
-      if module.is_measured:
-        yield scoring.judge(module, metrics.TOP_KS[directory.kind])
+    return metrics.summarize(
+        scoring.judge(module, metrics.TOP_KS[directory.kind])
+        for module in scoring.score_split(self._scorer, directory, self._valid_split) if module.is_measured)
 
   def _finish_epoch(self, valid: Mapping[str, Any]) -> None:
     progress, options = self._progress, self._options

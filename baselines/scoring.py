@@ -95,7 +95,7 @@ def make_scorer(model: tf.keras.Model, kind: str, *, num_extra: int = 0,
   """
   # Each worker of a cluster scores everything on its own devices.
   replicas = 1 if strategy is None else len(strategy.extended.worker_devices)
-  compiled = tf.function(model, jit_compile=static_shapes)
+  compiled = tf.function(model, jit_compile=static_shapes, autograph=False)
 
   def score(graph: tfgnn.GraphTensor) -> tf.Tensor:  # Given `compiled`, MirroredStrategy compiles all replicas as one.
     return compiled(graph)
@@ -108,7 +108,8 @@ def make_scorer(model: tf.keras.Model, kind: str, *, num_extra: int = 0,
     return strategy.experimental_local_results(strategy.run(score, args=(values,)))
 
   signature = None if static_shapes else [_any_batch(kind, num_extra)] * replicas
-  return Scorer(tf.function(function, input_signature=signature), replicas, static_shapes)
+  unconverted = tf.autograph.experimental.do_not_convert(function)  # Converting all layers would take seconds.
+  return Scorer(tf.function(unconverted, input_signature=signature), replicas, static_shapes)
 
 
 @functools.cache  # It takes seconds to find.

@@ -41,8 +41,9 @@ class ServedModel(tf.Module):
     self._score = lambda graph: model(graph)  # A function is not saved.
     self._kind = kind
     self._num_extra = num_extra
-    self.examples = tf.function(self._examples, input_signature=[tf.TensorSpec([None], tf.string, name='examples')])
-    self.tensors = tf.function(self._tensors, input_signature=[self._specs()])
+    self.examples = tf.function(self._examples, autograph=False,
+                                input_signature=[tf.TensorSpec([None], tf.string, name='examples')])
+    self.tensors = tf.function(self._tensors, autograph=False, input_signature=[self._specs()])
 
   def signatures(self) -> dict[str, tf.types.experimental.ConcreteFunction]:
     """Signatures to save: by convention one of them is called 'serving_default'."""

@@ -201,7 +201,7 @@ class Trainer:
           weight for weight in self.model.trainable_variables
           if weight.shape.rank < 2 or 'embedding' in weight.name])
       self.optimizer.build(self.model.trainable_variables)
-    self._gradients = tf.function(self._gradients, jit_compile=bool(options.shapes))
+    self._gradients = tf.function(self._gradients, jit_compile=bool(options.shapes), autograph=False)
     self._take = tf.function(self._take)
 
   def steps_in_epoch(self, epoch: int) -> int:
@@ -241,6 +241,7 @@ class Trainer:
     comparable, configs = tf.unstack(counts)
     return taken, total, configs, comparable, norm, of_modules
 
+  @tf.autograph.experimental.do_not_convert  # Converting all layers would take seconds.
   def _replica_step(self, graph: tfgnn.GraphTensor):
     context = tf.distribute.get_replica_context()
     of_modules, gradients = self._gradients(graph)

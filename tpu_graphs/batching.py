@@ -20,7 +20,7 @@ configs of each module, N ops, E edges, NC configurable ops.
 
 There is at least one op of padding. B is static; N, E and NC are so with `shapes`.
 
-Records are read from their shards by turns into a pool of some 16 MB, which each leaves after a random time, and packed
+Records are read from their shards by turns into a pool of some 12 MB, which each leaves after a random time, and packed
 until the ops of a batch are as many as those of `batch_size` modules of mean size. What comes at which place is decided
 by the seed and the number of the epoch alone, so that reading can go on anywhere.
 """
@@ -45,6 +45,7 @@ Budget = packing.Budget
 BatchOptions = packing.BatchOptions
 _FOR_SAMPLES = 3  # Numbers below are for the seeds of the order.
 _FOR_RANGES = 1 << 32  # Beyond the number of any pack.
+_UNCONVERTED = tf.autograph.experimental.do_not_convert  # Converting what TF-GNN does would take seconds.
 
 
 def batches(directory: datasets.DatasetDirectory | str | os.PathLike[str], split: str, options: BatchOptions, *,
@@ -84,8 +85,9 @@ def batches(directory: datasets.DatasetDirectory | str | os.PathLike[str], split
     return _packs(plan, number, input_index, first)
 
   numbers = tf.data.Dataset.range(epoch, epoch + epochs if epochs is not None else tf.int64.max)
-  elements = numbers.flat_map(one_epoch).map(
-      functools.partial(_to_graph, plan, with_ids), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+  to_graph = _UNCONVERTED(functools.partial(_to_graph, plan, with_ids))
+  elements = numbers.flat_map(_UNCONVERTED(one_epoch)).map(
+      to_graph, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
   return elements.prefetch(tf.data.AUTOTUNE)
 
 
@@ -122,7 +124,7 @@ def of_module(module: module_lib.Module, *, configs_per_module: int, with_ids: b
     return decoder.graph(parsed, chosen, real)
 
   data = records.encode_whole(module)
-  return tf.data.Dataset.range(0, module.num_configs, configs_per_module).map(chunk)
+  return tf.data.Dataset.range(0, module.num_configs, configs_per_module).map(_UNCONVERTED(chunk))
 
 
 def _packs(plan: packing.Plan, epoch: tf.Tensor, input_index: int, first: tf.Tensor) -> tf.data.Dataset:

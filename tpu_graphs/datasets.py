@@ -38,6 +38,7 @@ from tpu_graphs.compat import tfgnn
 
 PADDING = -1  # `config_id` of a config that fills up a module with fewer than K configs.
 _SHUFFLE_BYTES = 256 << 20
+_UNCONVERTED = tf.autograph.experimental.do_not_convert  # Converting what TF-GNN does would take seconds.
 _FIXED_POINT = 2.0**32
 NO_LAYOUT = -1  # What padded layout configs consist of.
 # Context feature -> what padded configs have; 0 for the rest.
@@ -233,7 +234,7 @@ def load(directory: DatasetDirectory | str | os.PathLike[str], split: str, *, co
   serialized = numbers.flat_map(one_epoch)
   if chunked and configs_per_module is not None:
     return _chunks(serialized.map(lambda data, _: data), directory.kind, configs_per_module, num_extra=num_extra)
-  return serialized.map(decode_one, num_parallel_calls=tf.data.AUTOTUNE)
+  return serialized.map(_UNCONVERTED(decode_one), num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def of_module(module: module_lib.Module, *, configs_per_module: int) -> tf.data.Dataset:
@@ -252,10 +253,11 @@ def _chunks(serialized: tf.data.Dataset, kind: str, size: int, *, num_extra: int
       start = tf.cast(start, tf.int32)
       return decode(graph, kind, chosen=tf.range(start, tf.minimum(start + size, total)), pad_to=size)
 
-    return tf.data.Dataset.range(0, tf.cast(total, tf.int64), size).map(chunk)
+    return tf.data.Dataset.range(0, tf.cast(total, tf.int64), size).map(_UNCONVERTED(chunk))
 
-  graphs = serialized.map(lambda data: tfgnn.parse_single_example(spec, data), num_parallel_calls=tf.data.AUTOTUNE)
-  return graphs.flat_map(of_record)
+  graphs = serialized.map(_UNCONVERTED(lambda data: tfgnn.parse_single_example(spec, data)),
+                          num_parallel_calls=tf.data.AUTOTUNE)
+  return graphs.flat_map(_UNCONVERTED(of_record))
 
 
 def num_configs(graph: tfgnn.GraphTensor) -> tf.Tensor:

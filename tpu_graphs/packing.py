@@ -25,7 +25,7 @@ from tpu_graphs import module as module_lib
 CYCLE = 16  # Shards that are read by turns.
 OVERSIZE = ('fail', 'skip', 'segment')
 _OPS = 1  # Its place among the fields of `Budget`.
-_POOL_BYTES = 16 << 20  # Of the records that are held to be shuffled.
+_POOL_BYTES = 12 << 20  # Of the records that are held to be shuffled.
 _MAX_ROUNDS = 8  # That a record may stay in the pool.
 _PASS_BYTES = 1 << 20  # Of the records that are parsed for their sizes at a time.
 _READ_AHEAD_BYTES = 1 << 18  # Of a record; larger ones are not read ahead.

@@ -281,25 +281,21 @@ def test_signal_while_the_model_is_made(arguments, unbroken, tmp_path, terminate
 def test_signal_while_an_epoch_is_judged(arguments, unbroken, tmp_path, monkeypatch, terminate):
   def scorer(*args, **options):
     def traced(*graphs):
+      calls.append(graphs)
       terminate()  # In the middle of the work of AutoGraph, which takes all that is raised for errors of its own.
       return made.function(*graphs)
 
     made = make_scorer(*args, **options)
     return dataclasses.replace(made, function=tf.function(traced))
 
-  def split(*args):
-    for module in score_split(*args):
-      judged.append(module.module_id)
-      yield module
-
-  out, judged = tmp_path / 'run', []
-  make_scorer, score_split = scoring.make_scorer, scoring.score_split
+  out, calls, make_scorer = tmp_path / 'run', [], scoring.make_scorer
   with monkeypatch.context() as patch:
     patch.setattr(scoring, 'make_scorer', scorer)
-    patch.setattr(scoring, 'score_split', split)
+    patch.setattr(scoring, '_OPS_PER_BATCH', 1)
+    patch.setattr(scoring, '_split_batches', scoring._split_batches.__wrapped__)
     _interrupted(**arguments, out=str(out))
   assert _states(out)[-1] == '000001-00000003'
-  assert len(judged) == 1
+  assert len(calls) == 1
   assert not (out / runs.HISTORY_NAME).exists()
   _assert_same(train.train(**arguments, out=str(out)), unbroken)
 
