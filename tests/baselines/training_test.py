@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from baselines import checkpoints
+from baselines import losses as losses_lib
 from baselines import models
 from baselines import runs
 from baselines import train
@@ -22,6 +23,7 @@ from tests import testing
 from tpu_graphs import batching
 from tpu_graphs import datasets
 from tpu_graphs import errors
+from tpu_graphs import testing as tpu_testing
 
 pytestmark = pytest.mark.usefixtures('each_pipeline_made_once')
 _PARTS = parts.PartOptions(hidden=8, layers=1, opcode_embedding=4)
@@ -108,6 +110,13 @@ def test_static_shapes_train_the_same(kind, data, five_steps):
   assert trainer._take.experimental_get_tracing_count() == 1
   np.testing.assert_allclose([*losses[:2], losses[2] * 3], [*five_steps[0][:2], sum(five_steps[0][2:])], rtol=1e-4)
   _assert_close(weights, five_steps[1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_step_of_all_losses_is_ready_for_tpu(kind, data):
+  trainer = _trainer(kind, data, shapes=1, loss=','.join(f'{name}:1' for name in losses_lib.LOSSES))
+  batches = batching.batches(data, 'train', trainer._batching, epochs=1)
+  tpu_testing.assert_tpu_ready(trainer._gradients, batches.element_spec, inputs=batches)
 
 
 def test_several_steps_per_call_are_the_same(tile_data):
