@@ -8,7 +8,7 @@ DIR=.quickstart
 show() { printf '\n\033[1m$ %s\033[0m\n' "$*"; "$@"; }
 
 rm -rf "$DIR"
-show python pipelines/sample.py --output="$DIR/raw"
+show tpu-graphs sample --output="$DIR/raw"
 for kind in tile layout; do
   show python pipelines/convert.py --collection="$kind:synthetic" --input="$DIR/raw/npz" --output="$DIR/data/$kind"
   show python baselines/train.py --data="$DIR/data/$kind" --out="$DIR/runs/$kind" --epochs=20 --learning_rate=3e-3

@@ -48,8 +48,9 @@ setuptools.setup(
         'Topic :: Software Development :: Compilers',
     ],
     python_requires='>=3.10,<3.12',
-    packages=setuptools.find_packages(include=['tpu_graphs', 'tpu_graphs.*', 'pipelines', 'baselines', 'baselines.*']),
-    package_data={'tpu_graphs': ['schemas/*.pbtxt', 'tables/*.csv'], 'baselines': ['report_assets/*']},
+    packages=setuptools.find_packages(include=['tpu_graphs', 'tpu_graphs.*', 'pipelines', 'pipelines.*', 'baselines',
+                                               'baselines.*']),
+    package_data={'tpu_graphs': ['schemas/*.pbtxt', 'tables/*.csv'], 'baselines.evaluation': ['report_assets/*']},
     ext_modules=[setuptools.Extension(
         'tpu_graphs.hlo._native',
         sources=[str(path.relative_to(ROOT)) for path in sorted(NATIVE.glob('*.cc'))],

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import baselines  # noqa: F401  # Before TensorFlow, to quiet it.
 
+# isort: split
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import csv
 import json
@@ -22,18 +24,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from baselines import evaluation
-from baselines import report as report_lib
-from baselines import runs as runs_lib
 from baselines import scoring
+from baselines.evaluation import evaluation
+from baselines.evaluation import report as report_lib
+from baselines.training import runs as runs_lib
 from tpu_graphs import cli
-from tpu_graphs import config_indices as config_indices_lib
-from tpu_graphs import datasets
 from tpu_graphs import errors
-from tpu_graphs import intervals
-from tpu_graphs import manifest as manifest_lib
-from tpu_graphs import metrics
-from tpu_graphs import module_table
+from tpu_graphs.dataset import manifest as manifest_lib
+from tpu_graphs.input import datasets
+from tpu_graphs.metrics import config_indices as config_indices_lib
+from tpu_graphs.metrics import intervals
+from tpu_graphs.metrics import metrics
+from tpu_graphs.metrics import module_table
 
 
 def evaluate(*, run: str, data: str, split: str, out: str) -> dict[str, Any]:
@@ -59,7 +61,7 @@ def evaluate_all(*, runs: Sequence[str], data: str, splits: Sequence[str], out: 
     out: directory for the results, in folders by run and split where there are several; None: RUN/SPLIT of each.
     report: one report of all to write; None: report.html in `out`, and without `out` a report of each run and split
       beside its results.
-    config_indices: JSON file of the configs that are judged beside all, see `tpu_graphs.config_indices`.
+    config_indices: JSON file of the configs that are judged beside all, see `tpu_graphs.metrics.config_indices`.
     beam_args: options of Apache Beam: with any, a pipeline scores the shards of the splits. Results are the same.
 
   Returns:
@@ -95,7 +97,7 @@ def evaluate_all(*, runs: Sequence[str], data: str, splits: Sequence[str], out: 
     _make_folder(folder, data)
 
   if beam_args:
-    from baselines import evaluate_beam  # Here, since Beam takes seconds to import.
+    from baselines.evaluation import evaluate_beam  # Here, since Beam takes seconds to import.
     judged = evaluate_beam.judge(loaded, directory, splits, indices, folder=folders[runs[0], splits[0]],
                                  beam_args=beam_args)
   else:

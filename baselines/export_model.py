@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import baselines  # noqa: F401  # Before TensorFlow, to quiet it.
 
+# isort: split
+
 from collections.abc import Sequence
 import importlib.resources
 import json
@@ -22,15 +24,15 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from baselines import runs
-from baselines import serving
+from baselines.serving import saved_model
+from baselines.training import runs
 import tpu_graphs
 from tpu_graphs import cli
-from tpu_graphs import datasets
 from tpu_graphs import errors
-from tpu_graphs import features
-from tpu_graphs import manifest as manifest_lib
-from tpu_graphs import schema
+from tpu_graphs.dataset import manifest as manifest_lib
+from tpu_graphs.dataset import schema
+from tpu_graphs.input import datasets
+from tpu_graphs.modules import features
 
 CARD_NAME = 'README.md'
 EXTRA_FOLDER = 'assets.extra'  # What TensorFlow calls the place for files that no graph reads.
@@ -41,7 +43,7 @@ _FIGURE = re.compile(r'opa|kendall_tau|top_\d+_error')
 
 
 def export_model(*, run: str, out: str, overwrite: bool = False) -> None:
-  """Writes the model of a run as a SavedModel; see `serving.ServedModel` for its functions.
+  """Writes the model of a run as a SavedModel; see `saved_model.ServedModel` for its functions.
 
   Args:
     run: run directory.
@@ -53,7 +55,7 @@ def export_model(*, run: str, out: str, overwrite: bool = False) -> None:
   """
   _check_output(out, overwrite)
   loaded = runs.load(run)
-  served = serving.ServedModel(loaded.model, loaded.kind, num_extra=loaded.choices.num_extra)
+  served = saved_model.ServedModel(loaded.model, loaded.kind, num_extra=loaded.choices.num_extra)
   partial = f'{out.rstrip("/")}.partial'
   try:
     if tf.io.gfile.exists(partial):
@@ -87,7 +89,7 @@ def _check_output(out: str, overwrite: bool) -> None:
                             fix='give --overwrite to replace it')
 
 
-def _save(served: serving.ServedModel, path: str) -> None:
+def _save(served: saved_model.ServedModel, path: str) -> None:
   logger = tf.get_logger()
   level = logger.level
   logger.setLevel(logging.WARNING)  # Else it tells that it writes assets, of which there are none.

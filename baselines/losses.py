@@ -32,7 +32,7 @@ import tensorflow as tf
 
 from tpu_graphs import compat
 from tpu_graphs import errors
-from tpu_graphs import module
+from tpu_graphs.modules import module
 
 Loss = Callable[[Any, Any], tf.Tensor]
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import baselines  # noqa: F401  # Before TensorFlow, to quiet it.
 
+# isort: split
+
 from collections.abc import Sequence
 import csv
 import math
@@ -19,12 +21,12 @@ import textwrap
 
 import numpy as np
 
-from baselines import ranking as ranking_lib
-from tpu_graphs import candidates
+from baselines.serving import ranking as ranking_lib
 from tpu_graphs import cli
 from tpu_graphs import errors
-from tpu_graphs import features
-from tpu_graphs import module as module_lib
+from tpu_graphs.modules import features
+from tpu_graphs.modules import module as module_lib
+from tpu_graphs.sources import candidates
 
 _MAX_EXPLAINED = 10  # Ops or columns.
 _MAX_NOTES = 4  # More than there are on one module.

@@ -11,12 +11,12 @@ import itertools
 import numpy as np
 import tensorflow as tf
 
-from tpu_graphs import batching
-from tpu_graphs import datasets
 from tpu_graphs import errors
-from tpu_graphs import metrics
-from tpu_graphs import module as module_lib
 from tpu_graphs.compat import tfgnn
+from tpu_graphs.input import batching
+from tpu_graphs.input import datasets
+from tpu_graphs.metrics import metrics
+from tpu_graphs.modules import module as module_lib
 
 CHUNK = 64  # Configs that are scored at a time.
 _OPS_PER_BATCH = 4096  # Small modules are scored several at a time, up to about so many ops.

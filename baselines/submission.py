@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import baselines  # noqa: F401  # Before TensorFlow, to quiet it.
 
+# isort: split
+
 import collections
 from collections.abc import Iterator, Mapping, Sequence
 import os
@@ -22,14 +24,14 @@ import sys
 import numpy as np
 import tensorflow as tf
 
-from baselines import runs
 from baselines import scoring
+from baselines.training import runs
 from tpu_graphs import cli
-from tpu_graphs import datasets
 from tpu_graphs import errors
-from tpu_graphs import manifest as manifest_lib
-from tpu_graphs import module as module_lib
-from tpu_graphs import submission
+from tpu_graphs.dataset import manifest as manifest_lib
+from tpu_graphs.input import datasets
+from tpu_graphs.metrics import submission
+from tpu_graphs.modules import module as module_lib
 
 
 def write(*, run_of: Mapping[str, str], data: Sequence[str], split: str, out: str,

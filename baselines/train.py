@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import baselines  # noqa: F401  # Before TensorFlow, to quiet it.
 
+# isort: split
+
 from collections.abc import Callable, Sequence
 import dataclasses
 import os
@@ -21,26 +23,26 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from baselines import checkpoints
-from baselines import host
-from baselines import interrupts as interrupts_lib
-from baselines import loop
 from baselines import losses
 from baselines import models
-from baselines import runs
-from baselines import strategies
-from baselines import training
 from baselines.models import parts
+from baselines.training import checkpoints
+from baselines.training import host
+from baselines.training import interrupts as interrupts_lib
+from baselines.training import loop
+from baselines.training import runs
+from baselines.training import strategies
+from baselines.training import trainer as trainer_lib
 import tpu_graphs
 from tpu_graphs import cli
-from tpu_graphs import datasets
-from tpu_graphs import decoding
 from tpu_graphs import errors
-from tpu_graphs import manifest as manifest_lib
-from tpu_graphs import packing
 from tpu_graphs.compat import tfgnn
+from tpu_graphs.dataset import manifest as manifest_lib
+from tpu_graphs.input import datasets
+from tpu_graphs.input import decoding
+from tpu_graphs.input import packing
 
-TrainOptions = training.TrainOptions
+TrainOptions = trainer_lib.TrainOptions
 # sysexits.h: a temporary failure; the user is invited to retry.
 PREEMPTED = 75
 STEPS_PER_CALL = 10
@@ -85,7 +87,7 @@ def train(*, data: str, out: str, model: models.ModelOptions | None = None,
   strategy = strategy or tf.distribute.OneDeviceStrategy('/cpu:0')
   is_chief = strategies.is_chief(strategy)
   with datasets.damage_explained(directory):
-    trainer = training.Trainer(model, options, strategy, directory=directory)
+    trainer = trainer_lib.Trainer(model, options, strategy, directory=directory)
     valid_split = _valid_split(directory, valid_split, progress)
     position = checkpoints.Progress()
     states = checkpoints.States(os.path.join(out, runs.STATE_NAME), position, is_chief=is_chief, model=trainer.model,
@@ -168,11 +170,11 @@ def _define_flags(flag_values) -> None:
   number('clip_norm', options.clip_norm, 'Largest global norm of the gradients.')
   number('ema', options.ema, 'Judge and save an average of the weights with this decay per step, such as 0.99; 0: the '
          'weights as they are.', 1.0)
-  enum('precision', options.precision, training.PRECISIONS, 'Of the layers; weights and losses are float32 always.')
+  enum('precision', options.precision, trainer_lib.PRECISIONS, 'Of the layers; weights and losses are float32 always.')
   enum('valid_split', None, manifest_lib.SPLITS, 'By which the best epoch is chosen. Default: valid, or train where '
        'nothing in it is measured.')
   string('metric', None, 'By which the best epoch is chosen: opa, kendall_tau or top_K_error. Default: ' + ', '.join(
-      f'{metric} for {kind}' for kind, metric in training.SELECTION_METRIC.items()) + '.')
+      f'{metric} for {kind}' for kind, metric in trainer_lib.SELECTION_METRIC.items()) + '.')
   integer('patience', options.patience, 'Stop after so many epochs without a better one; 0: never.', 0)
   integer('seed', options.seed, 'Of weights, order and samples.', 0, 2**32 - 1)
   enum('strategy', 'auto', strategies.STRATEGIES, 'Where to train. auto: TPU if --tpu is given, else all GPUs, else '

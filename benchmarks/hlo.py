@@ -23,8 +23,8 @@ import tempfile
 import threading
 import time
 
-from google.protobuf.internal import api_implementation
 import google.protobuf
+from google.protobuf.internal import api_implementation
 import numpy as np
 
 from tpu_graphs import hlo

@@ -60,8 +60,8 @@ def by_tfgnn(data: str, kind: str) -> tf.data.Dataset:
   """Batches of a fixed number of modules, with room for as many of the largest."""
   import tensorflow as tf
 
-  from tpu_graphs import datasets
   from tpu_graphs.compat import tfgnn
+  from tpu_graphs.input import datasets
   directory, size = datasets.open_directory(data), _SIZES[kind]['batch_size']
   graphs = datasets.load(directory, 'train', configs_per_module=_SIZES[kind]['chosen'], shuffle=True, epochs=None)
   merged = graphs.map(datasets.without_strings).batch(size, drop_remainder=True).map(
@@ -78,9 +78,9 @@ def by_tfgnn(data: str, kind: str) -> tf.data.Dataset:
 
 
 def by_packs(**options) -> Callable[[str, str], tf.data.Dataset]:
-  """The batches of `tpu_graphs.batching` with these options."""
+  """The batches of `tpu_graphs.input.batching` with these options."""
   def make(data: str, kind: str) -> tf.data.Dataset:
-    from tpu_graphs import batching
+    from tpu_graphs.input import batching
     sizes = _SIZES[kind]
     return batching.batches(data, 'train', batching.BatchOptions(
         batch_size=sizes['batch_size'], configs_per_module=sizes['chosen'], **options))

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from tpu_graphs import intervals
-from tpu_graphs import metrics
+from tpu_graphs.metrics import intervals
+from tpu_graphs.metrics import metrics
 
 
 def _jobs(configs: int, modules: int) -> dict[str, tuple[str, Callable[[], tuple], Callable[..., Any]]]:

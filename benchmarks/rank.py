@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import baselines  # noqa: F401  # Before TensorFlow, to quiet it.
 
+# isort: split
+
 import argparse
 from collections.abc import Callable, Mapping
 import os
@@ -25,14 +27,14 @@ import tensorflow as tf
 
 from baselines import export_model
 from baselines import models
-from baselines import ranking
-from baselines import runs
-from baselines import serving
+from baselines.serving import ranking
+from baselines.serving import saved_model
+from baselines.training import runs
 from benchmarks import memory
-from tpu_graphs import feature_choices
-from tpu_graphs import module as module_lib
-from tpu_graphs import records
-from tpu_graphs import statistics as statistics_lib
+from tpu_graphs.dataset import records
+from tpu_graphs.dataset import statistics as statistics_lib
+from tpu_graphs.modules import feature_choices
+from tpu_graphs.modules import module as module_lib
 
 _OPS = {'tile': (30, 300), 'layout': (300, 3000, 20_000)}
 _ROWS = 4_000_000  # Ops x configs of a module, unless --configs is given.
@@ -67,7 +69,7 @@ def write_run(path: str, kind: str, model: str) -> None:
 def ways(ranker: ranking.Ranker, signatures: Mapping[str, Callable[..., dict[str, tf.Tensor]]],
          module: module_lib.Module) -> dict[str, tuple[Callable[[], object], int]]:
   """Name -> what scores all configs of a module, and how many times over."""
-  tensors = {name: tf.constant(array) for name, array in serving.arrays_of(module).items()}
+  tensors = {name: tf.constant(array) for name, array in saved_model.arrays_of(module).items()}
   examples = tf.constant([records.encode_whole(module)] * _BATCH)
   return {'rank': (lambda: ranker.rank(module).scores, 1),
           'tensors': (lambda: signatures['tensors'](**tensors)['scores'].numpy(), 1),

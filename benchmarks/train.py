@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import baselines  # noqa: F401  # Before TensorFlow, to quiet it.
 
+# isort: split
+
 import argparse
 from collections.abc import Iterator, Sequence
 import os
@@ -32,16 +34,16 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_gnn as tfgnn
 
-from baselines import host
 from baselines import losses
 from baselines import models
-from baselines import training
 from baselines.models import parts
+from baselines.training import host
+from baselines.training import trainer as trainer_lib
 from benchmarks import memory
-from tpu_graphs import datasets
-from tpu_graphs import features
-from tpu_graphs import schema
-from tpu_graphs import statistics as statistics_lib
+from tpu_graphs.dataset import schema
+from tpu_graphs.dataset import statistics as statistics_lib
+from tpu_graphs.input import datasets
+from tpu_graphs.modules import features
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _NAIVE, _IDLE, _STATIC = 'naive', 'idle', ', static shapes'
@@ -157,9 +159,9 @@ class Trainer:
   """Trains a model of `baselines`, epoch after epoch."""
 
   def __init__(self, directory: datasets.DatasetDirectory, name: str, batch_size: int, *, static: bool):
-    options = training.TrainOptions(epochs=1000, batch_size=batch_size, configs_per_module=_CONFIGS,
+    options = trainer_lib.TrainOptions(epochs=1000, batch_size=batch_size, configs_per_module=_CONFIGS,
                                     shapes=int(static))
-    self._trainer = training.Trainer(models.ModelOptions(name, 'tile', _SIZES), options,
+    self._trainer = trainer_lib.Trainer(models.ModelOptions(name, 'tile', _SIZES), options,
                                      tf.distribute.OneDeviceStrategy('/cpu:0'), directory=directory)
     self._batches = iter(self._trainer.batches(1))
     self._epoch = self._left = 0

@@ -1,6 +1,7 @@
 """Prints what each record of a dataset directory holds, knowing nothing but its schema: read_records.py OUT"""
 import pathlib
 import sys
+
 import tensorflow as tf
 import tensorflow_gnn as tfgnn
 

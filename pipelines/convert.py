@@ -19,23 +19,23 @@ import time
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.io import filesystems
 from apache_beam.io import fileio
+from apache_beam.io import filesystems
 import numpy as np
 
-from pipelines import beam as beam_lib
-from pipelines import convert_steps
-from pipelines import output
+from pipelines.conversion import output
+from pipelines.conversion import steps
+from pipelines.runners import beam as beam_lib
 from tpu_graphs import cli
-from tpu_graphs import dumps
 from tpu_graphs import errors
-from tpu_graphs import feature_choices
-from tpu_graphs import manifest as manifest_lib
-from tpu_graphs import module as module_lib
-from tpu_graphs import npz
-from tpu_graphs import records
-from tpu_graphs import reduction
-from tpu_graphs import selection
+from tpu_graphs.dataset import manifest as manifest_lib
+from tpu_graphs.dataset import records
+from tpu_graphs.modules import feature_choices
+from tpu_graphs.modules import module as module_lib
+from tpu_graphs.modules import reduction
+from tpu_graphs.modules import selection
+from tpu_graphs.sources import dumps
+from tpu_graphs.sources import npz
 
 _SUFFIXES = ('.npz', '.pb')
 _BYTES_PER_SHARD = 8 << 20  # Of compressed input; the default for the number of shards.
@@ -210,7 +210,7 @@ class Convert(beam.PTransform):
       raise errors.InputError('number of shards missing', where='num_shards', expected='>= 1')
 
   def expand(self, patterns: beam.PCollection) -> beam.PCollection:
-    tags = convert_steps.ReadModules
+    tags = steps.ReadModules
     paths = (
         patterns
         | 'Match' >> fileio.MatchAll()
@@ -219,7 +219,7 @@ class Convert(beam.PTransform):
     read = (
         paths
         | 'Spread' >> beam.Reshuffle()
-        | 'Read' >> beam.ParDo(convert_steps.ReadModules(self.directory, self.options)).with_outputs(
+        | 'Read' >> beam.ParDo(steps.ReadModules(self.directory, self.options)).with_outputs(
             tags.REJECTED, tags.STATISTICS, tags.COUNTS, tags.SOURCE, tags.OPCODES, main='items'))
     keys = (
         read.items
@@ -229,13 +229,13 @@ class Convert(beam.PTransform):
         | 'Index' >> beam.Map(_keys_by_split))
     shards = (
         read.items
-        | 'Assign' >> beam.ParDo(convert_steps.AssignShards(self.options.num_shards), beam.pvalue.AsSingleton(keys))
+        | 'Assign' >> beam.ParDo(steps.AssignShards(self.options.num_shards), beam.pvalue.AsSingleton(keys))
         | 'Group' >> beam.GroupByKey()
-        | 'Write' >> beam.ParDo(convert_steps.WriteShard(self.directory)))
+        | 'Write' >> beam.ParDo(steps.WriteShard(self.directory)))
     buckets = (
         read[tags.STATISTICS]
         | 'Bucket' >> beam.GroupByKey()
-        | 'Statistics' >> beam.ParDo(convert_steps.MergeStatistics(self.directory)))
+        | 'Statistics' >> beam.ParDo(steps.MergeStatistics(self.directory)))
     counts = (
         (read[tags.COUNTS], paths | 'Found' >> beam.Map(lambda _: (('made', 'inputs'), 1)))
         | 'Counts' >> beam.Flatten()
@@ -250,7 +250,7 @@ class Convert(beam.PTransform):
         patterns.pipeline
         | 'Start' >> beam.Create([None])
         | 'Publish' >> beam.ParDo(
-            convert_steps.Publish(self.directory, self.options), beam.pvalue.AsList(shards),
+            steps.Publish(self.directory, self.options), beam.pvalue.AsList(shards),
             beam.pvalue.AsList(read[tags.REJECTED]), beam.pvalue.AsList(counts),
             beam.pvalue.AsSingleton(source), beam.pvalue.AsSingleton(opcodes), beam.pvalue.AsList(buckets)))
 

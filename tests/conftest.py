@@ -13,8 +13,8 @@ import sys
 import pytest
 
 from tests import testing
-from tpu_graphs import module as module_lib
 from tpu_graphs.hlo import implementations
+from tpu_graphs.modules import module as module_lib
 
 # TensorFlow may import JAX, which sets this to '1' where it is unset: the commands that tests start would inherit that
 # and print TensorFlow's log, as they do in no shell.
@@ -91,9 +91,9 @@ def _build(source: pathlib.Path, out: pathlib.Path) -> None:
 @pytest.fixture(scope='module')
 def each_run_loaded_once():
   """Saves seconds per command: building, restoring and tracing the same model again."""
-  from baselines import ranking  # Here, since only some tests need it.
-  from baselines import runs
   from baselines import scoring
+  from baselines.serving import ranking  # Here, since only some tests need it.
+  from baselines.training import runs
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(runs, 'load', functools.cache(runs.load))
     patch.setattr(scoring, 'make_scorer', functools.cache(scoring.make_scorer))
@@ -110,7 +110,7 @@ def pipelines_made():
 @pytest.fixture
 def each_pipeline_made_once(pipelines_made, monkeypatch):
   """Saves seconds per training and evaluation: tracing the same input pipeline again. It can be read many times."""
-  from tpu_graphs import batching  # Here, since only some tests need it.
+  from tpu_graphs.input import batching  # Here, since only some tests need it.
   batches = batching.batches
 
   def once(*args, **options):

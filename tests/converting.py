@@ -9,11 +9,11 @@ import struct
 import numpy as np
 
 from pipelines import convert
-from pipelines import convert_steps
+from pipelines.conversion import steps
 from tests import testing
-from tpu_graphs import readers
-from tpu_graphs import records
-from tpu_graphs import statistics
+from tpu_graphs.dataset import records
+from tpu_graphs.dataset import statistics
+from tpu_graphs.sources import readers
 
 ROOT = testing.GOLDEN.parents[1]
 TWO_PROCESSES = ('--direct_running_mode=multi_processing', '--direct_num_workers=2')
@@ -72,7 +72,7 @@ def in_memory(paths, opts):
   splits, total = collections.defaultdict(collections.Counter), None
   for path in sorted(paths):
     for module in readers.from_file(path, kind=opts.kind).modules:
-      split = convert_steps.split_of(module, path, opts)
+      split = steps.split_of(module, path, opts)
       splits[split].update(record.data for record in records.encode(module, opts.records))
       if split == 'train':
         own = statistics.Statistics.of(module)

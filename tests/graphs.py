@@ -11,13 +11,13 @@ import tensorflow as tf
 from baselines import models
 from baselines.models import parts
 from tests import testing
-from tpu_graphs import datasets
-from tpu_graphs import manifest as manifest_lib
-from tpu_graphs import module as module_lib
-from tpu_graphs import records
-from tpu_graphs import schema
-from tpu_graphs import statistics
 from tpu_graphs.compat import tfgnn
+from tpu_graphs.dataset import manifest as manifest_lib
+from tpu_graphs.dataset import records
+from tpu_graphs.dataset import schema
+from tpu_graphs.dataset import statistics
+from tpu_graphs.input import datasets
+from tpu_graphs.modules import module as module_lib
 
 PARTS = parts.PartOptions(hidden=8, layers=2, opcode_embedding=4, attention_heads=2)
 K = 6

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 def packed_files() -> set[str]:
   """Files of the checkout that must be in the wheel."""
   patterns = (*(f'{package}/**/*.py' for package in testing.PACKAGES), 'tpu_graphs/**/*.pyi',
-              'tpu_graphs/schemas/*.pbtxt', 'tpu_graphs/tables/*.csv', 'baselines/report_assets/*')
+              'tpu_graphs/schemas/*.pbtxt', 'tpu_graphs/tables/*.csv', 'baselines/evaluation/report_assets/*')
   return {path.relative_to(ROOT).as_posix() for pattern in patterns for path in ROOT.glob(pattern)}
 
 
@@ -76,8 +76,10 @@ def test_installed_wheel_works_away_from_the_checkout(built, tmp_path):
   with zipfile.ZipFile(built[1]) as wheel:
     wheel.extractall(site)
   code = ('import sys; sys.path.insert(0, sys.argv[1])\n'
-          'import tpu_graphs.cli, tpu_graphs.features, tpu_graphs.hlo, tpu_graphs.schema, pipelines, baselines.models\n'
-          'print(tpu_graphs.__file__, tpu_graphs.features.opcodes()["add"], tpu_graphs.schema.path("tile"),\n'
+          'import tpu_graphs.cli, tpu_graphs.hlo, pipelines, baselines.models\n'
+          'from tpu_graphs.dataset import schema\n'
+          'from tpu_graphs.modules import features\n'
+          'print(tpu_graphs.__file__, features.opcodes()["add"], schema.path("tile"),\n'
           '      tpu_graphs.hlo.implementation())')
   result = subprocess.run([sys.executable, '-I', '-c', code, str(site)], cwd=tmp_path, text=True, capture_output=True,
                           check=False)

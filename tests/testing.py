@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tpu_graphs import errors
-from tpu_graphs import npz
+from tpu_graphs.sources import npz
 
 # What setup.py packs, and what it needs beside.
 PACKAGES = ('tpu_graphs', 'pipelines', 'baselines')
@@ -107,10 +107,10 @@ def write_run(path: str, data: str, *, seed: int = 0) -> str:
   import tensorflow as tf  # Here, since only some tests need it.
 
   from baselines import models
-  from baselines import runs
   from baselines.models import parts
-  from tpu_graphs import datasets
-  from tpu_graphs import statistics
+  from baselines.training import runs
+  from tpu_graphs.dataset import statistics
+  from tpu_graphs.input import datasets
   directory = datasets.open_directory(data)
   choices = directory.manifest.choices
   options = models.ModelOptions(models.DEFAULT_MODEL[directory.kind], directory.kind, parts.PartOptions(4, 1, 3))

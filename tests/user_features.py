@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from tpu_graphs import feature_choices
 from tpu_graphs.hlo import protos
+from tpu_graphs.modules import feature_choices
 
 
 @feature_choices.node_features('degree', columns=['operands', 'consumers é'])

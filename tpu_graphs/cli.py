@@ -27,21 +27,22 @@ import tpu_graphs
 from tpu_graphs import errors
 
 if typing.TYPE_CHECKING:
-  from absl.flags import Flag, FlagValues
+  from absl.flags import Flag
+  from absl.flags import FlagValues
 
 PROGRAM = 'tpu-graphs'
 COMMANDS: Mapping[str, tuple[str, str]] = {  # Command -> module with `main(argv)`, summary.
-    'download': ('pipelines.download', 'download the public TpuGraphs dataset'),
+    'download': ('tpu_graphs.commands.download', 'download the public TpuGraphs dataset'),
     'convert': ('pipelines.convert', 'convert measured programs into a dataset directory'),
-    'validate': ('pipelines.validate', 'check a dataset directory, or a folder of measured programs, completely'),
-    'sample': ('pipelines.sample', 'write a small synthetic collection to try the other commands on'),
+    'validate': ('tpu_graphs.commands.validate', 'check a dataset directory or a folder of measured programs'),
+    'sample': ('tpu_graphs.commands.sample', 'write a small synthetic collection to try the other commands on'),
     'train': ('baselines.train', 'train a model on a dataset directory'),
     'evaluate': ('baselines.evaluate', 'measure how well a trained model ranks the configs of a split'),
     'rank': ('baselines.rank', 'rank the configs of a program, fastest first'),
     'export-model': ('baselines.export_model', 'write a trained model as a SavedModel, to serve it'),
     'submission': ('baselines.submission', 'write a submission to the Kaggle competition, or score one'),
-    'inspect': ('pipelines.inspect_files', 'show what files of measured programs hold, or draw a module'),
-    'export': ('pipelines.export', 'write a dataset directory as npz or PyTorch Geometric files'),
+    'inspect': ('tpu_graphs.commands.inspect_files', 'show what files of measured programs hold, or draw a module'),
+    'export': ('tpu_graphs.commands.export', 'write a dataset directory as npz or PyTorch Geometric files'),
 }
 
 INPUT_ERROR = 1

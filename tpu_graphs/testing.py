@@ -63,6 +63,7 @@ def assert_tpu_ready(fn: Callable[..., Any], spec: Any, *, inputs: Iterable[Any]
 def _leaves(spec: Any, name: str = 'spec') -> Iterator[tuple[str, Any]]:
   """The specs of single tensors in `spec`, each with its name."""
   import tensorflow as tf
+
   from tpu_graphs.compat import tfgnn
   parts: Iterable[tuple[str, Any]]
   if isinstance(spec, tfgnn.GraphTensorSpec):

@@ -1,6 +1,7 @@
 """The models: `build` makes one from its options.
 
-A model maps a batch of decoded GraphTensors (`tpu_graphs.datasets`) with B components and K configs each to scores,
+A model maps a batch of decoded GraphTensors (`tpu_graphs.input.datasets`) with B components and K
+configs each to scores,
 float32 [B, K], lower = predicted faster. The score of a config does not depend on the other configs in the batch.
 """
 
@@ -18,11 +19,11 @@ from baselines.models import joins
 from baselines.models import mlp
 from baselines.models import parts
 from baselines.models import sage
-from tpu_graphs import datasets
 from tpu_graphs import errors
-from tpu_graphs import module as module_lib
-from tpu_graphs import records
-from tpu_graphs import statistics as statistics_lib
+from tpu_graphs.dataset import records
+from tpu_graphs.dataset import statistics as statistics_lib
+from tpu_graphs.input import datasets
+from tpu_graphs.modules import module as module_lib
 
 _JOINS = {'EarlyJoin': joins.EarlyJoin, 'LateJoin': joins.LateJoin}
 _LAYERS = {'SAGE': sage.SAGELayer, 'ResGCN': gcn.GCNLayer, 'GATv2': gat.GATv2Layer}

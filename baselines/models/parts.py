@@ -14,8 +14,8 @@ import tensorflow as tf
 import tensorflow_gnn as tfgnn
 
 from baselines.models import structure as structure_lib
-from tpu_graphs import features
-from tpu_graphs import statistics as statistics_lib
+from tpu_graphs.dataset import statistics as statistics_lib
+from tpu_graphs.modules import features
 
 Statistics = Mapping[str, statistics_lib.ColumnStatistics]
 

@@ -13,17 +13,17 @@ import pytest
 import scipy.stats
 
 from baselines import evaluate
-from baselines import evaluation
-from baselines import report
-from baselines import runs
 from baselines import scoring
+from baselines.evaluation import evaluation
+from baselines.evaluation import report
+from baselines.training import runs
 from tests import testing
 from tpu_graphs import cli
-from tpu_graphs import datasets
 from tpu_graphs import errors
-from tpu_graphs import intervals
-from tpu_graphs import module_table
-from tpu_graphs import records
+from tpu_graphs.dataset import records
+from tpu_graphs.input import datasets
+from tpu_graphs.metrics import intervals
+from tpu_graphs.metrics import module_table
 
 _KS = {'tile': (1, 5, 10), 'layout': (1, 10, 100)}
 pytestmark = pytest.mark.usefixtures('each_run_loaded_once', 'each_pipeline_made_once')

@@ -11,16 +11,16 @@ import pytest
 import tensorflow as tf
 
 from baselines import export_model
-from baselines import runs
 from baselines import scoring
-from baselines import serving
+from baselines.serving import saved_model
+from baselines.training import runs
 from tests import testing
 from tests import user_features
 from tpu_graphs import cli
 from tpu_graphs import errors
-from tpu_graphs import feature_choices
-from tpu_graphs import npz
-from tpu_graphs import records
+from tpu_graphs.dataset import records
+from tpu_graphs.modules import feature_choices
+from tpu_graphs.sources import npz
 
 _CHOICES = feature_choices.FeatureChoices(layout_padding=-1, extra=(feature_choices.load(
     f'{user_features.HERE}:degree'),))
@@ -75,7 +75,7 @@ def test_answers_equal_those_of_python_without_our_code(folder, kind, modules, t
   scorer = scoring.make_scorer(loaded.model, kind, num_extra=2)
   expected = [scoring.score_module(scorer, module).score for module in modules]
   np.savez(tmp_path / 'requests.npz', examples=[records.encode_whole(module).hex() for module in modules],
-           **serving.arrays_of(modules[0]))
+           **saved_model.arrays_of(modules[0]))
   (tmp_path / 'client.py').write_text(_CLIENT, encoding='utf-8')
   done = subprocess.run(
       [sys.executable, '-P', 'client.py', folder / 'out', 'requests.npz', 'answers.npz'], cwd=tmp_path, check=False,

@@ -10,20 +10,20 @@ import tensorflow as tf
 
 from baselines import evaluate
 from baselines import models
-from baselines import ranking
-from baselines import runs
 from baselines import train
 from baselines.models import parts
+from baselines.serving import ranking
+from baselines.training import runs
 from tests import testing
 from tests import user_features
-from tpu_graphs import batching
 from tpu_graphs import cli
-from tpu_graphs import datasets
 from tpu_graphs import errors
-from tpu_graphs import feature_choices
-from tpu_graphs import manifest as manifest_lib
-from tpu_graphs import npz
-from tpu_graphs import statistics
+from tpu_graphs.dataset import manifest as manifest_lib
+from tpu_graphs.dataset import statistics
+from tpu_graphs.input import batching
+from tpu_graphs.input import datasets
+from tpu_graphs.modules import feature_choices
+from tpu_graphs.sources import npz
 
 _CHOICES = feature_choices.FeatureChoices(-1, (user_features.degree, user_features.rank))
 _SOURCES = {'train/a': (3, 9, 0), 'train/b': (6, 7, 1), 'train/one': (1, 4, 2), 'valid/π': (5, 12, 3)}

@@ -13,7 +13,7 @@ import tensorflow as tf
 from baselines import losses
 from tpu_graphs import compat
 from tpu_graphs import errors
-from tpu_graphs import metrics
+from tpu_graphs.metrics import metrics
 
 
 def _naive_list_mle(runtimes, scores):

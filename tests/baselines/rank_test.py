@@ -12,20 +12,20 @@ import pytest
 
 from baselines import evaluate
 from baselines import rank
-from baselines import ranking as ranking_lib
-from baselines import runs
 from baselines import scoring
+from baselines.serving import ranking as ranking_lib
+from baselines.training import runs
 from pipelines import convert
 from tests import testing
-from tpu_graphs import candidates
 from tpu_graphs import cli
-from tpu_graphs import datasets
-from tpu_graphs import feature_choices
-from tpu_graphs import features
 from tpu_graphs import hlo
-from tpu_graphs import npz
-from tpu_graphs import readers
 from tpu_graphs.hlo import protos
+from tpu_graphs.input import datasets
+from tpu_graphs.modules import feature_choices
+from tpu_graphs.modules import features
+from tpu_graphs.sources import candidates
+from tpu_graphs.sources import npz
+from tpu_graphs.sources import readers
 
 _CONFIGS = 70  # More than are scored at a time.
 _OUTSIDE = 'values outside the range of the training data'

@@ -10,12 +10,12 @@ from baselines import models
 from baselines import scoring
 from baselines.models import parts
 from tests import testing
-from tpu_graphs import datasets
 from tpu_graphs import errors
-from tpu_graphs import metrics
-from tpu_graphs import npz
-from tpu_graphs import records
-from tpu_graphs import statistics
+from tpu_graphs.dataset import records
+from tpu_graphs.dataset import statistics
+from tpu_graphs.input import datasets
+from tpu_graphs.metrics import metrics
+from tpu_graphs.sources import npz
 
 _PARTS = parts.PartOptions(hidden=4, layers=1, opcode_embedding=3)
 _arrays = functools.partial(testing.arrays, nc=1)

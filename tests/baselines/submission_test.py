@@ -11,8 +11,8 @@ from pipelines import convert
 from tests import testing
 from tpu_graphs import cli
 from tpu_graphs import errors
-from tpu_graphs import records
-from tpu_graphs import submission
+from tpu_graphs.dataset import records
+from tpu_graphs.metrics import submission
 
 pytestmark = pytest.mark.usefixtures('each_run_loaded_once', 'each_pipeline_made_once')
 _COLLECTIONS = {'tile': 'tile:xla', 'layout': 'layout:nlp:random'}

@@ -14,20 +14,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from baselines import checkpoints
-from baselines import interrupts
-from baselines import loop
 from baselines import models
-from baselines import runs
 from baselines import scoring
 from baselines import train
-from baselines import training
 from baselines.models import parts
+from baselines.training import checkpoints
+from baselines.training import interrupts
+from baselines.training import loop
+from baselines.training import runs
+from baselines.training import trainer as trainer_lib
 from tests import testing
 from tpu_graphs import cli
-from tpu_graphs import datasets
 from tpu_graphs import errors
-from tpu_graphs import metrics
+from tpu_graphs.input import datasets
+from tpu_graphs.metrics import metrics
 
 pytestmark = pytest.mark.usefixtures('each_pipeline_made_once')
 _PARTS = parts.PartOptions(hidden=8, layers=1, opcode_embedding=4)
@@ -88,7 +88,7 @@ def test_planted_order_is_learned(kind, data, tmp_path):
 
 
 def test_checkpoint_holds_the_best_epoch(kind, data, trained):
-  metric = training.SELECTION_METRIC[kind]
+  metric = trainer_lib.SELECTION_METRIC[kind]
   values = [float(row[f'valid_{metric}']) for row in _history(trained)]
   assert len(values) == 3
   (checkpoint,) = [name for name in os.listdir(os.path.join(trained.path, 'checkpoint')) if name.endswith('.index')]
@@ -136,7 +136,7 @@ def test_lines_tell_how_fast_it_goes(arguments, tmp_path, monkeypatch):
 def test_history_tells_of_each_epoch(kind, trained):
   rows = _history(trained)
   k = metrics.TOP_KS[kind][1]
-  assert list(rows[0]) == ['epoch', 'loss', f'valid_{training.SELECTION_METRIC[kind]}', f'valid_top_{k}_error',
+  assert list(rows[0]) == ['epoch', 'loss', f'valid_{trainer_lib.SELECTION_METRIC[kind]}', f'valid_top_{k}_error',
                            'learning_rate', *_TIMES]
   assert [row['epoch'] for row in rows] == ['1', '2', '3']
   rates = [float(row['learning_rate']) for row in rows]
@@ -150,7 +150,7 @@ def test_curves_for_tensorboard(kind, trained):
   for event in tf.compat.v1.train.summary_iterator(path):
     for value in event.summary.value:
       curves.setdefault(value.tag, []).append((event.step, float(tf.make_ndarray(value.tensor))))
-  assert {'loss', 'learning_rate', 'gradient_norm', f'valid/{training.SELECTION_METRIC[kind]}'} <= curves.keys()
+  assert {'loss', 'learning_rate', 'gradient_norm', f'valid/{trainer_lib.SELECTION_METRIC[kind]}'} <= curves.keys()
   losses = [float(row['loss']) for row in _history(trained)]
   assert [value for _, value in curves['loss']] == pytest.approx(losses, rel=1e-5)
   steps = [step for step, _ in curves['loss']]
@@ -179,9 +179,9 @@ def at_call(monkeypatch):
         action()
       return take(self, batches, count)
 
-    monkeypatch.setattr(training.Trainer, 'take', counted)
+    monkeypatch.setattr(trainer_lib.Trainer, 'take', counted)
 
-  take = training.Trainer.take
+  take = trainer_lib.Trainer.take
   return happen
 
 
@@ -214,10 +214,10 @@ def killed(arguments, tmp_path_factory):
       raise _Killed
     return original(self, batches, count)
 
-  calls, original = [], training.Trainer.take
+  calls, original = [], trainer_lib.Trainer.take
   out = tmp_path_factory.mktemp('killed') / 'run'
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(training.Trainer, 'take', take)
+    patch.setattr(trainer_lib.Trainer, 'take', take)
     with pytest.raises(_Killed):
       train.train(**arguments, out=str(out))
   assert _states(out) == ['000002-00000000', '000002-00000001']
@@ -338,8 +338,8 @@ def test_other_options_than_those_of_the_interrupted_run(arguments, stopped):
            'model': models.ModelOptions('MLP', 'tile', dataclasses.replace(_PARTS, hidden=9))}
   error = _refusal(**{**arguments, **other}, out=str(stopped))
   assert error.reason == 'interrupted run had other options'
-  assert error.found == 'model.parts.hidden=9, training.learning_rate=0.5, training.seed=3'
-  assert error.expected == 'model.parts.hidden=8, training.learning_rate=0.05, training.seed=0'
+  assert error.found == 'model.parts.hidden=9, trainer.learning_rate=0.5, trainer.seed=3'
+  assert error.expected == 'model.parts.hidden=8, trainer.learning_rate=0.05, trainer.seed=0'
   assert '--overwrite' in error.fix
   assert _states(stopped) == before
 
@@ -394,8 +394,8 @@ def test_loss_that_is_not_finite_names_its_modules(arguments, tmp_path, monkeypa
     asked.append((epoch, step, ids))
     return ids
 
-  asked, module_ids = [], training.Trainer.module_ids
-  monkeypatch.setattr(training.Trainer, 'module_ids', spoiled)
+  asked, module_ids = [], trainer_lib.Trainer.module_ids
+  monkeypatch.setattr(trainer_lib.Trainer, 'module_ids', spoiled)
   options = _options(batch_size=2, learning_rate=1e30)
   error = _refusal(**{**arguments, 'options': options}, out=str(tmp_path / 'run'))
   ((epoch, step, ((*names,),)),) = asked
@@ -407,7 +407,7 @@ def test_loss_that_is_not_finite_names_its_modules(arguments, tmp_path, monkeypa
 
 
 def test_gradient_that_is_not_finite_names_all_modules(arguments, tmp_path, monkeypatch):
-  monkeypatch.setattr(training.Trainer, 'take', lambda self, batches, count: training.Steps(
+  monkeypatch.setattr(trainer_lib.Trainer, 'take', lambda self, batches, count: trainer_lib.Steps(
       1, 0.5, 16, 2, float('inf'), np.zeros(np.array(self.module_ids(1, 0)).shape)))
   error = _refusal(**arguments, out=str(tmp_path / 'run'))
   assert (error.reason, error.found) == ('gradient not finite', 'inf')

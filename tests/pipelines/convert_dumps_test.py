@@ -11,7 +11,7 @@ import pytest
 from pipelines import convert
 from tests import testing
 from tpu_graphs import errors
-from tpu_graphs import records
+from tpu_graphs.dataset import records
 from tpu_graphs.hlo import protos
 
 _STAGES = {'before': 'before_optimizations', 'after': 'cpu_after_optimizations'}

@@ -11,18 +11,18 @@ import pytest
 import tensorflow as tf
 
 from pipelines import convert
-from pipelines import output
+from pipelines.conversion import output
 from tests import testing
 from tests import user_features
-from tpu_graphs import datasets
 from tpu_graphs import errors
-from tpu_graphs import feature_choices
-from tpu_graphs import manifest as manifest_lib
-from tpu_graphs import readers
-from tpu_graphs import records
-from tpu_graphs import schema
-from tpu_graphs import statistics
+from tpu_graphs.dataset import manifest as manifest_lib
+from tpu_graphs.dataset import records
+from tpu_graphs.dataset import schema
+from tpu_graphs.dataset import statistics
 from tpu_graphs.hlo import protos
+from tpu_graphs.input import datasets
+from tpu_graphs.modules import feature_choices
+from tpu_graphs.sources import readers
 
 _ROOT = testing.GOLDEN.parents[1]
 _CHOICES = feature_choices.FeatureChoices(-1, (user_features.degree, user_features.rank))

@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 
 from pipelines import convert
-from pipelines import convert_steps
+from pipelines.conversion import steps
 from tests import converting
 from tests import testing
 from tpu_graphs import errors
-from tpu_graphs import module as module_lib
-from tpu_graphs import npz
-from tpu_graphs import records
-from tpu_graphs import statistics
-
+from tpu_graphs.dataset import records
+from tpu_graphs.dataset import statistics
+from tpu_graphs.modules import module as module_lib
+from tpu_graphs.sources import npz
 
 # Splits.
 
@@ -62,7 +61,7 @@ def test_split_depends_on_graph_and_seed_alone(topology, seeds, seed, names, rev
   first, second = (same_graph(topology, own) for own in seeds)
   if reverse:
     second['edge_index'] = second['edge_index'][::-1]  # The order of edges is not part of the graph.
-  found = {convert_steps.split_of(module_of(arrays), f'd/{name}/m.npz', converting.options(seed=seed))
+  found = {steps.split_of(module_of(arrays), f'd/{name}/m.npz', converting.options(seed=seed))
            for arrays, name in ((first, names[0]), (second, names[1]))}
   assert len(found) == 1
   assert found <= {'train', 'valid', 'test'}
@@ -72,7 +71,7 @@ def test_shares_of_the_splits():
   modules = [module_of(testing.tile_arrays(n=8, c=1, seed=i)) for i in range(1000)]
   for seed in (0, 1):
     opts = converting.options(seed=seed)
-    shares = collections.Counter(convert_steps.split_of(module, 'd/m.npz', opts) for module in modules)
+    shares = collections.Counter(steps.split_of(module, 'd/m.npz', opts) for module in modules)
     assert 740 < shares['train'] < 860
     assert 60 < shares['valid'] < 140
     assert 60 < shares['test'] < 140
@@ -84,13 +83,13 @@ def test_shares_of_the_splits():
 def test_folder_decides(path, split):
   for seed in range(8):
     module = module_of(testing.tile_arrays(seed=seed))
-    assert convert_steps.split_of(module, path, converting.options()) == split
-    assert convert_steps.split_of(module, path, converting.options(split='test')) == 'test'
+    assert steps.split_of(module, path, converting.options()) == split
+    assert steps.split_of(module, path, converting.options(split='test')) == 'test'
 
 
 @pytest.mark.parametrize('path', ['m.npz', 'train.npz', 'train', 'train/d/m.npz', 'trainx/m.npz', 'TRAIN/m.npz'])
 def test_other_folders_do_not(path):
-  splits = {convert_steps.split_of(module_of(testing.tile_arrays(seed=seed)), path, converting.options())
+  splits = {steps.split_of(module_of(testing.tile_arrays(seed=seed)), path, converting.options())
             for seed in range(40)}
   assert len(splits) > 1
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from pipelines import convert_steps
+from pipelines.conversion import steps
 from tests import converting
 
 FILES = 400  # Some seconds of work.
@@ -73,7 +73,7 @@ def test_interrupt(tiles, tmp_path, beam_args, name, seconds, kill):
 
 @pytest.mark.parametrize('hides', [False, True])
 def test_a_runner_that_hides_it(tiles, tmp_path, monkeypatch, hides):
-  process = convert_steps.WriteShard.process
+  process = steps.WriteShard.process
 
   def interrupted(self, element):
     try:
@@ -82,7 +82,7 @@ def test_a_runner_that_hides_it(tiles, tmp_path, monkeypatch, hides):
       if not hides:
         raise RuntimeError('KeyboardInterrupt') from error
     return process(self, element)
-  monkeypatch.setattr(convert_steps.WriteShard, 'process', interrupted)
+  monkeypatch.setattr(steps.WriteShard, 'process', interrupted)
   with pytest.raises(KeyboardInterrupt):
     converting.run(tiles / 'm1.npz', tmp_path / 'o', converting.options())
   assert (tmp_path / 'o/in_progress.json').exists()

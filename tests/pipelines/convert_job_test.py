@@ -10,8 +10,8 @@ from apache_beam.runners.portability.fn_api_runner import fn_runner
 import pytest
 
 from pipelines import convert
-from pipelines import convert_steps
-from pipelines import output
+from pipelines.conversion import output
+from pipelines.conversion import steps as steps_lib
 from tests import converting
 from tests import testing
 from tpu_graphs import errors
@@ -92,9 +92,9 @@ def test_steps_run_in_a_fresh_interpreter(tmp_path):
   manifest = converting.run(path, tmp_path / 'o', opts)
   directory = str(tmp_path / 'fresh')
   output.begin(directory, request={}, overwrite=False)
-  steps = (convert_steps.ReadModules(directory, opts), convert_steps.AssignShards(1),
-           convert_steps.WriteShard(directory), convert_steps.MergeStatistics(directory),
-           convert_steps.Publish(directory, opts))
+  steps = (steps_lib.ReadModules(directory, opts), steps_lib.AssignShards(1),
+           steps_lib.WriteShard(directory), steps_lib.MergeStatistics(directory),
+           steps_lib.Publish(directory, opts))
   message = pickle.dumps((pickle.dumps(steps), pickler.dumps(steps), path))
   result = subprocess.run([sys.executable, '-c', FRESH], input=message, capture_output=True, cwd=tmp_path,
                           env=converting.subprocess_environment(), check=False)

@@ -10,7 +10,7 @@ import pytest
 
 from tests import converting
 from tests import testing
-from tpu_graphs import records
+from tpu_graphs.dataset import records
 
 FILES = 10_000
 EVERY = 100  # One file of so many is damaged.

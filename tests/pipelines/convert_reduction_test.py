@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from pipelines import convert
-from pipelines import convert_steps
-from pipelines import output
+from pipelines.conversion import output
+from pipelines.conversion import steps
 from tests import converting
 from tests import testing
 from tpu_graphs import errors
-from tpu_graphs import npz
-from tpu_graphs import readers
-from tpu_graphs import records
-from tpu_graphs import reduction
-from tpu_graphs import selection
-from tpu_graphs import statistics
-from tpu_graphs import streams
+from tpu_graphs.dataset import records
+from tpu_graphs.dataset import statistics
+from tpu_graphs.modules import reduction
+from tpu_graphs.modules import selection
+from tpu_graphs.modules import streams
+from tpu_graphs.sources import npz
+from tpu_graphs.sources import readers
 
 both = pytest.mark.parametrize('rest', reduction.RESTS)
 
@@ -153,7 +153,7 @@ def test_split_and_unknown_opcodes_are_those_of_the_whole_graph(layouts, tmp_pat
 def test_unknown_opcodes_of_removed_ops_are_counted(tmp_path, monkeypatch):
   whole = dataclasses.replace(npz.load(converting.save(tmp_path / 'm.npz', testing.layout_arrays())),
                               unknown_opcodes={'erf': 1}, node_opcode=np.array([1, 2, 3, 0]))
-  monkeypatch.setattr(convert_steps.readers, 'stream', lambda *args, **kwargs: ([streams.ConfigStream.of(whole)], {}))
+  monkeypatch.setattr(steps.readers, 'stream', lambda *args, **kwargs: ([streams.ConfigStream.of(whole)], {}))
   manifest = converting.run(tmp_path / 'm.npz', tmp_path / 'o', options(0))
   assert manifest.removed_ops == 2
   assert manifest.unknown_opcodes == {'erf': 1}

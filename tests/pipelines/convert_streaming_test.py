@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 
 from pipelines import convert
-from pipelines import convert_steps
-from pipelines import output
-from pipelines import spill
+from pipelines.conversion import output
+from pipelines.conversion import spill
+from pipelines.conversion import steps
 from tests import testing
-from tpu_graphs import datasets
 from tpu_graphs import errors
-from tpu_graphs import npz
-from tpu_graphs import records
-from tpu_graphs import selection
-from tpu_graphs import streams
+from tpu_graphs.dataset import records
+from tpu_graphs.input import datasets
+from tpu_graphs.modules import selection
+from tpu_graphs.modules import streams
+from tpu_graphs.sources import npz
 
 COLLECTION = {'tile': 'tile:own', 'layout': 'layout:own'}
 
@@ -160,12 +160,12 @@ def test_elements_are_small_and_memory_is_bounded(tmp_path, monkeypatch):
   directory = str(tmp_path / 'o')
   options = convert.ConvertOptions('layout:own', split='train', num_shards=1,
                                    records=records.RecordOptions(max_configs=100))
-  read, write = convert_steps.ReadModules(directory, options), convert_steps.WriteShard(directory)
+  read, write = steps.ReadModules(directory, options), steps.WriteShard(directory)
   tracemalloc.start()
   read.start_bundle()
   found = list(read.process(path))
   read.finish_bundle()
-  items = [item for item in found if isinstance(item, convert_steps.Item)]
+  items = [item for item in found if isinstance(item, steps.Item)]
   (shard,) = write.process((('train', 0, 1), items))
   peak = tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()
@@ -208,7 +208,7 @@ def test_place_that_is_cut_off(tmp_path):
 def test_a_step_that_fails_and_runs_again(layouts, tmp_path, monkeypatch):
   """What the failed attempt has written stays unused."""
   run(layouts, tmp_path / 'o', 'layout', per_record=4)
-  process, calls = convert_steps.ReadModules.process, []
+  process, calls = steps.ReadModules.process, []
 
   def twice(self, path):
     if not calls:
@@ -216,7 +216,7 @@ def test_a_step_that_fails_and_runs_again(layouts, tmp_path, monkeypatch):
       self.finish_bundle()  # A bundle that is given up, and another.
       self.start_bundle()
     return process(self, path)
-  monkeypatch.setattr(convert_steps.ReadModules, 'process', twice)
+  monkeypatch.setattr(steps.ReadModules, 'process', twice)
   run(layouts, tmp_path / 'p', 'layout', per_record=4)
   assert calls
   assert tree(tmp_path / 'p') == tree(tmp_path / 'o')
@@ -429,14 +429,14 @@ def test_counters(layouts, tmp_path):
 @pytest.mark.parametrize('lost', [1, None])
 def test_records_that_a_runner_loses_are_not_published(layouts, tmp_path, monkeypatch, lost):
   """One record, or all of them."""
-  process, seen = convert_steps.AssignShards.process, []
+  process, seen = steps.AssignShards.process, []
 
   def lossy(self, item, keys):
     seen.append(item)
     if lost is not None and len(seen) > lost:
       yield from process(self, item, keys)
 
-  monkeypatch.setattr(convert_steps.AssignShards, 'process', lossy)
+  monkeypatch.setattr(steps.AssignShards, 'process', lossy)
   with pytest.raises(errors.InputError, match='records lost between the steps') as caught:
     run(layouts, tmp_path / 'out', 'layout')
   assert len(seen) > 1

@@ -13,16 +13,15 @@ import numpy as np
 import pytest
 
 from pipelines import convert
-from pipelines import convert_steps
-from pipelines import spill
+from pipelines.conversion import spill
+from pipelines.conversion import steps
 from tests import converting
 from tests import testing
 from tpu_graphs import errors
-from tpu_graphs import npz
-from tpu_graphs import records
-from tpu_graphs import schema
-from tpu_graphs import statistics
-
+from tpu_graphs.dataset import records
+from tpu_graphs.dataset import schema
+from tpu_graphs.dataset import statistics
+from tpu_graphs.sources import npz
 
 # The real files.
 
@@ -259,8 +258,8 @@ def test_default_number_of_shards_follows_the_size(tmp_path, monkeypatch):
 def test_any_key_finds_its_place(key):
   """Among keys of 64 bits, which float64 cannot tell apart."""
   keys = np.unique(np.array([0, 1, 5, 2**31, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1], np.uint64))
-  item = convert_steps.Item(key, 'train', 'p', 'm', 0, True, {}, spill.Place('0', 0, 0))
-  (((split, shard, num_shards), found),) = convert_steps.AssignShards(4).process(item, {'train': keys})
+  item = steps.Item(key, 'train', 'p', 'm', 0, True, {}, spill.Place('0', 0, 0))
+  (((split, shard, num_shards), found),) = steps.AssignShards(4).process(item, {'train': keys})
   assert (split, shard, num_shards) == ('train', keys.tolist().index(key) % 4, 4)
   assert found is item
 
@@ -312,7 +311,7 @@ def test_unknown_failure_leaves_nothing(tiles, tmp_path, monkeypatch):
 KILLED = """
 import os, signal, sys
 from pipelines import convert
-from tpu_graphs import records
+from tpu_graphs.dataset import records
 write, calls = records.write_tfrecords, []
 def write_half(file, data):
   calls.append(file)

@@ -11,15 +11,15 @@ import tempfile
 
 import pytest
 
-from pipelines import beam as beam_lib
-from pipelines import convert_steps
-from pipelines import output
-from pipelines import spill
+from pipelines.conversion import output
+from pipelines.conversion import spill
+from pipelines.conversion import steps
+from pipelines.runners import beam as beam_lib
 from tests import converting
 from tests import testing
 from tpu_graphs import errors
-from tpu_graphs import records
-from tpu_graphs import streams
+from tpu_graphs.dataset import records
+from tpu_graphs.modules import streams
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 PROCESSES = pytest.mark.parametrize('beam_args', [
@@ -176,7 +176,7 @@ def test_error_survives_what_runners_do():
   assert pickle.loads(pickle.dumps(error)).to_dict() == error.to_dict()
   with pytest.raises(TypeError):
     output.WriteError('cannot write [while running a step]')  # Which Beam would do, and lose the path.
-  told = f'pipelines.output.WriteError: {error}'
+  told = f'pipelines.conversion.output.WriteError: {error}'
   for text in (f"RuntimeError: {told} [while running 'Convert/Read']\n\nmore",
                f'Traceback\n  x\n{told}\n\nDuring handling of the above\nRuntimeError: x'):
     assert str(output.write_error_in(RuntimeError(text))) == str(error)
@@ -202,7 +202,7 @@ def test_list_of_an_earlier_failure_goes(tiles, tmp_path):
 def test_what_a_runner_loses_is_not_published(tiles, tmp_path, monkeypatch, what, made):
   shutil.copytree(tiles, tmp_path / 'in')
   (tmp_path / 'in/zero.npz').write_bytes(b'')
-  process, lost = convert_steps.ReadModules.process, []
+  process, lost = steps.ReadModules.process, []
   tag = {'statistics': 'statistics', 'rejected inputs': 'rejected', 'inputs': 'source'}[what]
 
   def lossy(self, path):
@@ -211,19 +211,19 @@ def test_what_a_runner_loses_is_not_published(tiles, tmp_path, monkeypatch, what
         lost.append(element)
       else:
         yield element
-  monkeypatch.setattr(convert_steps.ReadModules, 'process', lossy)
+  monkeypatch.setattr(steps.ReadModules, 'process', lossy)
   found = fails(tmp_path / 'in', tmp_path / 'o', split='train', on_error='skip')
   assert found.startswith(f'{what} lost between the steps: found {made - 1} arrived, expected {made}, as many as were ')
   assert not (tmp_path / 'o.rejected.jsonl').exists()
 
 
 def test_file_that_a_runner_loses_is_missed(tiles, tmp_path, monkeypatch):
-  process, lost = convert_steps.ReadModules.process, []
+  process, lost = steps.ReadModules.process, []
 
   def lossy(self, path):
     if lost:
       yield from process(self, path)
     else:
       lost.append(path)
-  monkeypatch.setattr(convert_steps.ReadModules, 'process', lossy)
+  monkeypatch.setattr(steps.ReadModules, 'process', lossy)
   assert fails(tiles, tmp_path / 'o').startswith('inputs lost between the steps: found 11 arrived, expected 12, ')

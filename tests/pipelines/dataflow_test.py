@@ -18,8 +18,8 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.transforms import environments
 import pytest
 
-from pipelines import beam as beam_lib
 from pipelines import convert
+from pipelines.runners import beam as beam_lib
 from tests import testing
 from tpu_graphs import errors
 
@@ -172,10 +172,12 @@ sys.path.insert(0, sys.argv[1])
 from apache_beam.internal import pickler
 for name, pickled in pickle.load(sys.stdin.buffer).items():
   print(name, type(pickler.loads(pickled)).__name__)
-import pipelines.convert_steps, tpu_graphs
-print(pipelines.convert_steps.__file__)
+import pipelines.conversion.steps
+import tpu_graphs
+print(pipelines.conversion.steps.__file__)
 print(tpu_graphs.__file__)
-from tpu_graphs import hlo, schema
+from tpu_graphs import hlo
+from tpu_graphs.dataset import schema
 print(hlo.implementation(), schema.path('tile'))
 """
 
@@ -210,7 +212,8 @@ def test_what_a_worker_installs_and_unpickles(checkout, make_proto, tmp_path):
   assert result.returncode == 0, result.stderr.decode()
   *loaded, steps_file, library_file, last = result.stdout.decode().splitlines()
   assert len(loaded) == len(parts) > 10
-  assert (steps_file, library_file) == (str(site / 'pipelines/convert_steps.py'), str(site / 'tpu_graphs/__init__.py'))
+  assert steps_file == str(site / 'pipelines/conversion/steps.py')
+  assert library_file == str(site / 'tpu_graphs/__init__.py')
   assert last == f'native {site}/tpu_graphs/schemas/tile.pbtxt'
 
 

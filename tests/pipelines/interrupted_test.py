@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from tests import testing
-from tpu_graphs import datasets
 from tpu_graphs import errors
+from tpu_graphs.input import datasets
 
 ROOT = testing.GOLDEN.parents[1]
 FILES = 250  # Some seconds of work.

@@ -11,7 +11,7 @@ import pytest
 
 from pipelines import convert
 from tests import testing
-from tpu_graphs import records
+from tpu_graphs.dataset import records
 
 _PROGRAM = pathlib.Path(__file__).parents[2] / 'docs' / 'read_records.py'
 

@@ -98,7 +98,8 @@ def test_a_command_says_in_one_line_that_the_version_is_not_supported(tmp_path):
 
 def test_what_needs_no_tensorflow_works_with_any(tmp_path):
   (tmp_path / 'tensorflow.py').write_text("__version__ = '2.21.0'\n")
-  code = "from tpu_graphs import hlo, records, schema; print(len(schema.text('tile')) > 0)"
+  code = ('from tpu_graphs import hlo; from tpu_graphs.dataset import records, schema; '
+          "print(len(schema.text('tile')) > 0)")
   result = _python(code, tmp_path)
   assert result.stdout == 'True\n', result.stderr
 
@@ -106,14 +107,15 @@ def test_what_needs_no_tensorflow_works_with_any(tmp_path):
 @newer_only
 @pytest.mark.slow
 def test_tells_of_keras_3_in_use():
-  result = _python('import tensorflow as tf; tf.keras.layers; from tpu_graphs import datasets')
+  result = _python('import tensorflow as tf; tf.keras.layers; from tpu_graphs.input import datasets')
   assert result.returncode == 1
   assert re.search(r'tf\.keras is Keras 3: found 3\..*, expected Keras 2; set TF_USE_LEGACY_KERAS=1', result.stderr)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('statement', ['import baselines', 'from tpu_graphs import schema; schema.graph_spec("tile")',
-                                       'import tensorflow; from tpu_graphs import datasets'])
+@pytest.mark.parametrize('statement', ['import baselines',
+                                       'from tpu_graphs.dataset import schema; schema.graph_spec("tile")',
+                                       'import tensorflow; from tpu_graphs.input import datasets'])
 def test_any_first_import_selects_keras_2(statement):
   result = _python(f'{statement}\nimport tensorflow as tf\nprint(tf.keras.layers.Layer.__module__)')
   assert result.stdout.partition('.')[0] == ('tf_keras' if _NEWER else 'keras'), result.stderr

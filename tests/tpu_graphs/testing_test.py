@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 from tests import testing as testing_lib
-from tpu_graphs import datasets
-from tpu_graphs import module as module_lib
 from tpu_graphs import testing
 from tpu_graphs.compat import tfgnn
+from tpu_graphs.input import datasets
+from tpu_graphs.modules import module as module_lib
 
 _VECTOR = tf.TensorSpec([4], tf.float32)
 

@@ -12,6 +12,9 @@ from tpu_graphs.hlo.sources import from_tf
 from tpu_graphs.hlo.sources import jax_to_proto
 from tpu_graphs.hlo.sources import tf_to_proto
 from tpu_graphs.hlo.tuning import Extraction
+from tpu_graphs.hlo.tuning import from_bytes
+from tpu_graphs.hlo.tuning import from_file
+from tpu_graphs.hlo.tuning import read
 from tpu_graphs.hlo.tuning import RUN_FAILED
 from tpu_graphs.hlo.tuning import RUN_TOO_SHORT
 from tpu_graphs.hlo.tuning import RUN_WITHOUT_CONFIG
@@ -20,9 +23,6 @@ from tpu_graphs.hlo.tuning import RUN_WITHOUT_PROFILE
 from tpu_graphs.hlo.tuning import SKIPPED_FEW_RUNS
 from tpu_graphs.hlo.tuning import SKIPPED_WITHOUT_HLO
 from tpu_graphs.hlo.tuning import SKIPPED_WITHOUT_TILES
-from tpu_graphs.hlo.tuning import from_bytes
-from tpu_graphs.hlo.tuning import from_file
-from tpu_graphs.hlo.tuning import read
 
 __all__ = [
     'RUN_FAILED', 'RUN_TOO_SHORT', 'RUN_WITHOUT_CONFIG', 'RUN_WITHOUT_DEFAULT', 'RUN_WITHOUT_PROFILE',

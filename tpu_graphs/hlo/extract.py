@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from tpu_graphs import features
 from tpu_graphs.hlo import graph as graph_lib
 from tpu_graphs.hlo import protos
 from tpu_graphs.hlo import ragged
+from tpu_graphs.modules import features
 
 _SEGMENT_NAMES = ('cluster', 'while', 'cond')
 _ALL = slice(None)

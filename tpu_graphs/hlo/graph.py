@@ -10,12 +10,12 @@ from typing import Protocol
 import numpy as np
 
 from tpu_graphs import errors
-from tpu_graphs import features
+from tpu_graphs.modules import features
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Graph:
-  """The graph of a module: the fields of the same names of `tpu_graphs.module.Module`.
+  """The graph of a module: the fields of the same names of `tpu_graphs.modules.module.Module`.
 
   Attributes:
     node_opcode: uint8 [N].

@@ -6,9 +6,9 @@ import functools
 
 import numpy as np
 
-from tpu_graphs import features
 from tpu_graphs.hlo import _native
 from tpu_graphs.hlo import graph
+from tpu_graphs.modules import features
 
 _FILE_TYPES = ('TuningData', 'ModuleTuningData', 'HloProto', 'HloModuleProto')  # The order of the C++ enum.
 

@@ -14,9 +14,9 @@ import importlib
 from typing import Any
 
 from tpu_graphs import errors
-from tpu_graphs import feature_choices
-from tpu_graphs import module as module_lib
 from tpu_graphs.hlo import tuning
+from tpu_graphs.modules import feature_choices
+from tpu_graphs.modules import module as module_lib
 
 
 def from_tf(function: Callable[..., Any], *args: Any, optimized: bool = False, name: str | None = None,

@@ -15,8 +15,8 @@ from typing import Any
 from google.protobuf import unknown_fields
 
 from tpu_graphs import errors
-from tpu_graphs import features
 from tpu_graphs.hlo import protos
+from tpu_graphs.modules import features
 
 # Where jaxlib has its parser, the newest versions first.
 _PARSERS = ('jaxlib._hlo', 'jaxlib._jax', 'jaxlib.xla_extension')

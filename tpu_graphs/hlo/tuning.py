@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from tpu_graphs import errors
-from tpu_graphs import feature_choices
-from tpu_graphs import features
-from tpu_graphs import module as module_lib
-from tpu_graphs import npz
 from tpu_graphs.hlo import graph
 from tpu_graphs.hlo import recognize
 from tpu_graphs.hlo import text
+from tpu_graphs.modules import feature_choices
+from tpu_graphs.modules import features
+from tpu_graphs.modules import module as module_lib
+from tpu_graphs.sources import npz
 
 # Why a run is not among the configs of its module.
 RUN_FAILED = 'run failed (error set)'

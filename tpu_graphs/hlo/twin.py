@@ -10,11 +10,11 @@ from typing import Any
 from google.protobuf import message as protobuf_message
 import numpy as np
 
-from tpu_graphs import features
 from tpu_graphs.hlo import extract
 from tpu_graphs.hlo import graph
 from tpu_graphs.hlo import protos
 from tpu_graphs.hlo import ragged
+from tpu_graphs.modules import features
 
 _CLASSES = {'TuningData': protos.TuningData, 'ModuleTuningData': protos.ModuleTuningData,
             'HloProto': protos.HloProto, 'HloModuleProto': protos.HloModuleProto}

@@ -1,0 +1,365 @@
+"""The public TpuGraphs dataset, by collection and split: one tar archive each, downloaded, checked and unpacked.
+
+```
+plan = download.plan('raw', download.choose(['layout:xla:random'], ['valid']))
+print(plan.describe())
+download.run(plan)
+```
+
+Whatever interrupts it, the same command goes on where it stopped. Of each part there is, one after the other:
+```
+OUT/npz_tile_xla_valid.tar.partial     what has been received; see `transfer`
+OUT/npz_tile_xla_valid.tar             the archive in full length
+OUT/npz/tile/xla/.valid.unpacking/     its files, being unpacked
+OUT/npz/tile/xla/valid/                all of them, and `MARKER`; the archive is deleted only now
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+import contextlib
+import dataclasses
+import fcntl
+import io
+import json
+import os
+import pathlib
+import posixpath
+import re
+import shutil
+import tarfile
+
+from tpu_graphs import errors
+from tpu_graphs.dataset import manifest as manifest_lib
+from tpu_graphs.sources import transfer
+from tpu_graphs.views import summary
+
+BASE_URL = 'http://download.tensorflow.org/data/tpu_graphs/v0'
+PUBLIC = transfer.Server(BASE_URL)
+COLLECTIONS = ('tile:xla', 'layout:xla:default', 'layout:xla:random', 'layout:nlp:default', 'layout:nlp:random')
+ALL = 'all'
+MARKER = '.complete.json'  # In the folder of a part: the archive's size, and the number and bytes of its files.
+_LOCK = '.download.lock'
+
+_BLOCK_BYTES = 1 << 20
+_MAX_HEADER_BYTES = 4 << 20  # Of one header in an archive.
+_MAX_FILES = 100_000  # Of one archive; the largest of the dataset has some thousands.
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """One split of one collection."""
+  collection: str
+  split: str
+
+  @property
+  def archive(self) -> str:
+    """Name of the published archive."""
+    return f'npz_{self.collection.replace(":", "_")}_{self.split}.tar'
+
+  @property
+  def folder(self) -> str:
+    """Where its files lie in the archive, and below the output."""
+    return posixpath.join('npz', *self.collection.split(':'), self.split)
+
+
+def choose(collections: Iterable[str], splits: Iterable[str]) -> tuple[Part, ...]:
+  """The parts of `collections`, any of `COLLECTIONS` or 'all', and `splits`, each once.
+
+  Raises:
+    InputError: unknown name, or none.
+  """
+  names = {'collection': list(collections), 'split': list(splits)}
+  for what, known in (('collection', (*COLLECTIONS, ALL)), ('split', manifest_lib.SPLITS)):
+    unknown = [name for name in names[what] if name not in known]
+    if unknown or not names[what]:
+      raise errors.InputError(f'unknown {what}', where=f'--{what}', found=repr(unknown[0]) if unknown else 'none',
+                              expected=', '.join(known))
+  chosen = COLLECTIONS if ALL in names['collection'] else names['collection']
+  return tuple(dict.fromkeys(Part(collection, split) for collection in chosen for split in names['split']))
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """What is to be done for one part.
+
+  Attributes:
+    part: the part.
+    remote: its archive; None if its files are all there.
+    present: bytes of the archive that are here already.
+  """
+  part: Part
+  remote: transfer.Remote | None
+  present: int = 0
+
+  @property
+  def size(self) -> int:
+    return self.remote.size if self.remote else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """What is to be done for some parts.
+
+  Attributes:
+    output: the folder to write.
+    server: where from.
+    steps: one per part.
+    keep_archives: whether archives stay when they are unpacked.
+  """
+  output: str
+  server: transfer.Server
+  steps: tuple[Step, ...]
+  keep_archives: bool = False
+
+  @property
+  def missing_bytes(self) -> int:
+    """How much is to be downloaded."""
+    return sum(step.size - step.present for step in self.steps)
+
+  @property
+  def disk_bytes(self) -> int:
+    """How much more disk it takes at most: files, which take no more than their archive, and archives."""
+    sizes = [step.size for step in self.steps]
+    return sum(sizes) + (sum(sizes) if self.keep_archives else max(sizes, default=0)) - sum(
+        step.present for step in self.steps)
+
+  @property
+  def free_bytes(self) -> int:
+    """How much disk there is."""
+    folder = pathlib.Path(self.output).absolute()
+    while not folder.exists():
+      folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+  def describe(self) -> str:
+    """A table of sizes, to be printed."""
+    width = max(len(step.part.archive) for step in self.steps)
+    lines = []
+    for step in self.steps:
+      size = transfer.size_text(step.size) if step.remote else 'complete'
+      present = f'{transfer.size_text(step.present)} of it here' if step.present else ''
+      lines.append(f'{step.part.archive.ljust(width)}  {size:>10}  {present}'.rstrip())
+    lines.append(f'{"to download".ljust(width)}  {transfer.size_text(self.missing_bytes):>10}')
+    if any(step.remote for step in self.steps):
+      lines.append(f'{"disk needed".ljust(width)}  {transfer.size_text(self.disk_bytes):>10}  '
+                   f'{transfer.size_text(self.free_bytes)} free')
+    return '\n'.join(lines)
+
+  def check_disk(self) -> None:
+    """Refuses a plan that the disk has no room for.
+
+    Raises:
+      InputError: see above.
+    """
+    if self.disk_bytes > self.free_bytes:
+      raise errors.InputError('disk too small', path=self.output, found=f'{transfer.size_text(self.free_bytes)} free',
+                              expected=transfer.size_text(self.disk_bytes), fix='choose another place, or fewer parts')
+
+
+def plan(output: str | os.PathLike[str], parts: Sequence[Part], *, server: transfer.Server = PUBLIC,
+         keep_archives: bool = False) -> Plan:
+  """Looks what of `parts` is in the folder `output`, and asks the server for the sizes of the rest.
+
+  Raises:
+    InputError: no such file or server, or files of somebody else where a part should go.
+  """
+  output = os.fspath(output)
+  if '://' in output:
+    raise errors.InputError('no local folder', where='--output', found=output,
+                            fix='download to this machine, then copy')
+  return Plan(output, server, tuple(_step(output, part, server) for part in parts), keep_archives)
+
+
+def _step(output: str, part: Part, server: transfer.Server) -> Step:
+  folder = pathlib.Path(output, part.folder)
+  if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+    _check_complete(folder)
+    return Step(part, None)
+  remote = server.look(part.archive)
+  archive = os.path.join(output, part.archive)
+  if _has_size(archive, remote.size):
+    return Step(part, remote, remote.size)
+  return Step(part, remote, transfer.received(remote, f'{archive}.partial'))
+
+
+def _has_size(path: str, size: int) -> bool:
+  return os.path.exists(path) and os.path.getsize(path) == size
+
+
+def run(plan: Plan, *, progress: transfer.Progress | None = None,
+        tell: Callable[[str], None] = lambda message: None) -> None:
+  """Downloads and unpacks what `plan` misses.
+
+  Args:
+    plan: see `plan`.
+    progress: shows how far it is.
+    tell: is called with a line for each part that is complete.
+
+  Raises:
+    InputError: the download failed, an archive is damaged or unsafe, or the disk is full.
+  """
+  todo = [step for step in plan.steps if step.remote]
+  if not todo:
+    return
+  plan.check_disk()
+  with transfer.writing(plan.output):
+    os.makedirs(plan.output, exist_ok=True)
+  with _locked(plan.output):
+    for step in todo:
+      assert step.remote is not None
+      archive = os.path.join(plan.output, step.part.archive)
+      if not _has_size(archive, step.remote.size):
+        plan.server.fetch(step.remote, archive, progress)
+      folder = os.path.join(plan.output, step.part.folder)
+      unpacked = unpack(archive, folder, step.part)
+      if not plan.keep_archives:
+        os.remove(archive)
+      tell(f'{step.part.archive}: {unpacked.describe()} -> {folder}')
+
+
+@contextlib.contextmanager
+def _locked(output: str) -> Iterator[None]:
+  with contextlib.ExitStack() as stack:
+    with transfer.writing(output):
+      lock = stack.enter_context(open(os.path.join(output, _LOCK), 'w'))
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+      raise errors.InputError('another download is at work here', path=output, fix='wait for it, or stop it') from error
+    except OSError:
+      pass  # Some file systems have no locks.
+    yield
+
+
+@dataclasses.dataclass(frozen=True)
+class Unpacked:
+  """What was in an archive.
+
+  Attributes:
+    archive_bytes: size of the archive.
+    files: number of npz files.
+    bytes: their size.
+    left_out: number of other files, which are not unpacked.
+  """
+  archive_bytes: int
+  files: int
+  bytes: int
+  left_out: int
+
+  def describe(self) -> str:
+    rest = f' ({self.left_out} other left out)' if self.left_out else ''
+    return f'{summary.plural(self.files, "file")}, {transfer.size_text(self.bytes)}{rest}'
+
+
+def _check_complete(folder: pathlib.Path) -> None:
+  """Refuses a folder that does not hold just the files that were once unpacked there."""
+  try:
+    marker = Unpacked(**json.loads((folder / MARKER).read_text()))
+  except (OSError, ValueError, TypeError) as error:
+    raise errors.InputError('folder exists and was not downloaded by this command', path=str(folder),
+                            expected='no folder or an empty one',
+                            fix='move it away, or choose another place') from error
+  sizes = [path.stat().st_size for path in folder.glob('*.npz')]
+  if (len(sizes), sum(sizes)) != (marker.files, marker.bytes):
+    raise errors.InputError('folder has changed since it was downloaded', path=str(folder),
+                            found=f'{len(sizes)} npz files of {sum(sizes)} bytes',
+                            expected=f'{marker.files} of {marker.bytes} bytes', fix='remove it to download it again')
+
+
+def unpack(archive: str, folder: str, part: Part) -> Unpacked:
+  """Unpacks the npz files of `part` into `folder`, which appears at once when all is written.
+
+  Nothing is written but regular files of the names that are expected, within the folder, and in all no more bytes than
+  the archive has.
+
+  Raises:
+    InputError: the archive is damaged, or holds what no archive of the dataset should; or a file cannot be written;
+      or `folder` holds anything.
+  """
+  target = pathlib.Path(folder)
+  temporary = target.with_name(f'.{target.name}.unpacking')
+  with transfer.writing(str(temporary)):
+    if temporary.exists():
+      shutil.rmtree(temporary)
+    temporary.mkdir(parents=True)
+  try:
+    with errors.in_file(archive):
+      unpacked = _unpack_files(archive, temporary, part)
+    with transfer.writing(folder):
+      (temporary / MARKER).write_text(json.dumps(dataclasses.asdict(unpacked)))
+      os.rename(temporary, target)
+  except BaseException:
+    shutil.rmtree(temporary, ignore_errors=True)
+    raise
+  return unpacked
+
+
+class _BoundedFile(io.FileIO):
+  """A file that is never read in large pieces: tarfile reads a header of any length that the archive claims."""
+
+  def read(self, size: int | None = -1) -> bytes:
+    if size is None or not 0 <= size <= _MAX_HEADER_BYTES:
+      raise tarfile.ReadError(f'a header of {size} bytes')
+    return super().read(size) or b''
+
+
+def _unpack_files(archive: str, folder: pathlib.Path, part: Part) -> Unpacked:
+  archive_bytes = os.path.getsize(archive)
+  sizes: dict[str, int] = {}
+  members = left_out = 0
+  with open(archive, 'rb') as start:
+    head = start.read(100)
+  try:
+    with _BoundedFile(archive) as file, tarfile.open(fileobj=file, mode='r:') as tar:
+      for member in tar:
+        members += 1
+        if members > _MAX_FILES:
+          raise _unsafe('too many members', member, f'more than {_MAX_FILES}')
+        if name := _file_name(member, part, archive_bytes):
+          if name in sizes:
+            raise _unsafe('name occurs twice', member, name)
+          _copy(tar, member, folder / name)
+          sizes[name] = member.size
+        elif not member.isdir():
+          left_out += 1
+      file.seek(tar.offset)  # At a header that it does not understand, tarfile just ends.
+      if file.read(2 * tarfile.BLOCKSIZE) != bytes(2 * tarfile.BLOCKSIZE):
+        raise tarfile.ReadError(f'no header at byte {tar.offset}')
+  except (tarfile.TarError, EOFError, UnicodeError) as error:
+    raise errors.InputError('damaged archive', found=errors.looks_like(head) or error, expected='a tar archive',
+                            fix='remove it to download it again') from error
+  if not sizes:
+    raise errors.InputError('archive without files of the dataset', found=f'{left_out} others',
+                            expected=f'{part.folder}/NAME.npz')
+  return Unpacked(archive_bytes, len(sizes), sum(sizes.values()), left_out)
+
+
+def _file_name(member: tarfile.TarInfo, part: Part, archive_bytes: int) -> str | None:
+  """The name of an npz file of `part`; None for anything else that does no harm.
+
+  Raises:
+    InputError: the member is what no archive of the dataset should hold.
+  """
+  if member.name.startswith('/') or '..' in re.split(r'[/\\]', member.name):
+    raise _unsafe('path leaves the folder', member, member.name)
+  if not (member.isdir() or member.type in (tarfile.REGTYPE, tarfile.AREGTYPE)) or member.issparse():
+    raise _unsafe('neither file nor folder', member, 'a link' if member.issym() or member.islnk() else
+                  f'type {member.type!r}')
+  if not 0 <= member.size <= archive_bytes - member.offset_data:
+    raise _unsafe('file larger than the archive', member, f'{member.size} bytes')
+  match = re.fullmatch(rf'{re.escape(part.folder)}/([^./][^/]*\.npz)', posixpath.normpath(member.name))
+  return match[1] if match and not member.isdir() else None
+
+
+def _unsafe(reason: str, member: tarfile.TarInfo, found: str) -> errors.InputError:
+  return errors.InputError(reason, where=ascii(member.name), found=found, expected='folders and npz files only',
+                           fix='do not trust this archive; remove it')
+
+
+def _copy(tar: tarfile.TarFile, member: tarfile.TarInfo, path: pathlib.Path) -> None:
+  source = tar.extractfile(member)
+  assert source is not None  # It is a regular file.
+  with source, transfer.writing(str(path)), open(path, 'xb') as target:
+    shutil.copyfileobj(source, target, _BLOCK_BYTES)
