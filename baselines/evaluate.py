@@ -30,12 +30,12 @@ from baselines.evaluation import report as report_lib
 from baselines.training import runs as runs_lib
 from tpu_graphs import cli
 from tpu_graphs import errors
-from tpu_graphs.dataset import manifest as manifest_lib
-from tpu_graphs.input import datasets
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.metrics import config_indices as config_indices_lib
 from tpu_graphs.metrics import intervals
 from tpu_graphs.metrics import metrics
 from tpu_graphs.metrics import module_table
+from tpu_graphs.modules import module as module_lib
 
 
 def evaluate(*, run: str, data: str, split: str, out: str) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def evaluate_all(*, runs: Sequence[str], data: str, splits: Sequence[str], out: 
   Raises:
     InputError: a run or the data cannot be used, they do not fit each other, or a result cannot be written.
   """
-  directory = datasets.open_directory(data)
+  directory = directory_lib.open_directory(data)
   for flag, names in (('--run', runs), ('--split', splits)):
     if '' in names:
       raise errors.InputError('empty name', where=flag, found=','.join(names), fix='remove the comma that is too many')
@@ -82,7 +82,7 @@ def evaluate_all(*, runs: Sequence[str], data: str, splits: Sequence[str], out: 
   num_ops = {split: evaluation.num_ops(directory, split) for split in splits}
   indices = None
   if config_indices is not None:
-    indices = config_indices_lib.parse(datasets.read_text(config_indices), path=config_indices)
+    indices = config_indices_lib.parse(directory_lib.read_text(config_indices), path=config_indices)
     indices.check_modules({module_id for ops in num_ops.values() for module_id in ops})
   labels = _labels(runs)
   folders = {(run, split): os.path.join(run, split) if out is None else os.path.join(
@@ -139,7 +139,7 @@ def _make_folder(folder: str, data: str) -> None:
     tf.io.gfile.makedirs(folder)
 
 
-def _judge(loaded: Sequence[runs_lib.Run], directory: datasets.DatasetDirectory, splits: Sequence[str],
+def _judge(loaded: Sequence[runs_lib.Run], directory: directory_lib.DatasetDirectory, splits: Sequence[str],
            indices: config_indices_lib.ConfigIndices | None
            ) -> Iterator[tuple[runs_lib.Run, str, Iterable[tuple[evaluation.Judged, np.ndarray]]]]:
   """For each run and split the modules, sorted by name, each with its `config_id`s, predicted fastest first."""
@@ -261,8 +261,8 @@ def _define_flags(flag_values) -> None:
                       'all.', flag_values=flag_values)
   for name in ('run', 'data'):
     flags.mark_flag_as_required(name, flag_values=flag_values)
-  flags.register_validator('split', lambda splits: splits and set(splits) <= set(manifest_lib.SPLITS),
-                           f'must be of {", ".join(manifest_lib.SPLITS)}', flag_values=flag_values)
+  flags.register_validator('split', lambda splits: splits and set(splits) <= set(module_lib.SPLITS),
+                           f'must be of {", ".join(module_lib.SPLITS)}', flag_values=flag_values)
 
 
 def _job(flag_values, beam_args: list[str]) -> int:

@@ -29,10 +29,11 @@ from baselines.training import runs
 import tpu_graphs
 from tpu_graphs import cli
 from tpu_graphs import errors
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.dataset import manifest as manifest_lib
 from tpu_graphs.dataset import schema
-from tpu_graphs.input import datasets
 from tpu_graphs.modules import features
+from tpu_graphs.modules import module as module_lib
 
 CARD_NAME = 'README.md'
 EXTRA_FOLDER = 'assets.extra'  # What TensorFlow calls the place for files that no graph reads.
@@ -115,7 +116,7 @@ def _extra_files(run: runs.Run) -> dict[str, str]:
   """Name -> content of the files beside the graph."""
   tables = importlib.resources.files('tpu_graphs').joinpath('tables')
   extra = {
-      runs.STATISTICS_NAME: datasets.read_text(os.path.join(run.path, runs.STATISTICS_NAME)),
+      runs.STATISTICS_NAME: directory_lib.read_text(os.path.join(run.path, runs.STATISTICS_NAME)),
       manifest_lib.SCHEMA_NAME: schema.text(run.kind, num_extra=run.choices.num_extra),
       CONFIG_NAME: json.dumps(_without_path(run.config), indent=1) + '\n',
       **{name: tables.joinpath(name).read_text(encoding='utf-8') for name in _TABLES}}
@@ -175,12 +176,12 @@ def _graphs(options: dict[str, Any]) -> str:
 def _quality(run: runs.Run) -> list[str]:
   """A table of what evaluate has written into the run directory."""
   results = {}
-  for split in manifest_lib.SPLITS:
+  for split in module_lib.SPLITS:
     path = os.path.join(run.path, split, runs.METRICS_NAME)
     if tf.io.gfile.exists(path):
       with errors.in_file(path):
         try:
-          results[split] = json.loads(datasets.read_text(path))
+          results[split] = json.loads(directory_lib.read_text(path))
           results[split]['model'] = results[split]['model'] or {}
         except (KeyError, TypeError, ValueError) as error:
           raise errors.InputError('damaged metrics', found=repr(error), fix='evaluate the run again') from error

@@ -13,8 +13,9 @@ import tensorflow as tf
 
 from tpu_graphs import errors
 from tpu_graphs.compat import tfgnn
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.input import batching
-from tpu_graphs.input import datasets
+from tpu_graphs.input import loading
 from tpu_graphs.metrics import metrics
 from tpu_graphs.modules import module as module_lib
 
@@ -115,22 +116,22 @@ def make_scorer(model: tf.keras.Model, kind: str, *, num_extra: int = 0,
 @functools.cache  # It takes seconds to find.
 def _any_batch(kind: str, num_extra: int) -> tfgnn.GraphTensorSpec:
   """What batches of any size have in common."""
-  smallest = batching.of_module(datasets.smallest_module(kind, num_extra=num_extra), configs_per_module=CHUNK)
-  return datasets.batch(smallest, 1, drop_remainder=False).element_spec
+  smallest = batching.of_module(module_lib.smallest_module(kind, num_extra=num_extra), configs_per_module=CHUNK)
+  return loading.batch(smallest, 1, drop_remainder=False).element_spec
 
 
-def score_split(scorer: Scorer, directory: datasets.DatasetDirectory, split: str) -> Iterator[ScoredModule]:
+def score_split(scorer: Scorer, directory: directory_lib.DatasetDirectory, split: str) -> Iterator[ScoredModule]:
   """Scores every config of every module of a split.
 
   Raises:
     InputError: the split is missing or damaged, or a score is NaN.
   """
-  with datasets.damage_explained(directory):
+  with directory_lib.damage_explained(directory):
     yield from _score(scorer, _split_batches(directory, split, static_shapes=scorer.static_shapes))
 
 
 @functools.lru_cache(maxsize=4)  # To make a pipeline takes seconds, and training scores a split after each epoch.
-def _split_batches(directory: datasets.DatasetDirectory, split: str, *, static_shapes: bool) -> tf.data.Dataset:
+def _split_batches(directory: directory_lib.DatasetDirectory, split: str, *, static_shapes: bool) -> tf.data.Dataset:
   shards = directory.split(split)
   mean_ops = shards.total_sizes['ops'] / max(shards.records, 1)
   options = batching.BatchOptions(batch_size=max(1, int(_OPS_PER_BATCH / max(mean_ops, 1))), configs_per_module=CHUNK,
@@ -156,12 +157,12 @@ def _score(scorer: Scorer, batches: tf.data.Dataset) -> Iterator[ScoredModule]:
   collected: dict[bytes, dict[str, list[np.ndarray]]] = collections.defaultdict(lambda: collections.defaultdict(list))
   iterator = iter(batches)
   while graphs := list(itertools.islice(iterator, scorer.replicas)):
-    scores = scorer([datasets.without_strings(graph) for graph in graphs])
+    scores = scorer([loading.without_strings(graph) for graph in graphs])
     for graph, score in zip(graphs, scores, strict=True):
       context = graph.context.features
       values = {'score': score, **{name: context[name].numpy() for name in columns if name in context}}
       for i, module_id in enumerate(context['module_id'].numpy()):
-        real = values['config_id'][i] != datasets.PADDING
+        real = values['config_id'][i] != loading.PADDING
         if not real.any():  # A component of padding.
           continue
         for name, value in values.items():

@@ -28,8 +28,7 @@ from baselines import scoring
 from baselines.training import runs
 from tpu_graphs import cli
 from tpu_graphs import errors
-from tpu_graphs.dataset import manifest as manifest_lib
-from tpu_graphs.input import datasets
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.metrics import submission
 from tpu_graphs.modules import module as module_lib
 
@@ -97,7 +96,7 @@ def score(*, path: str, data: Sequence[str], split: str,
   if not tf.io.gfile.exists(path):
     raise errors.InputError('file missing', path=path, expected='a submission')
   directories = _open(data)
-  found = submission.parse(datasets.read_text(path), path=path)
+  found = submission.parse(directory_lib.read_text(path), path=path)
   scores = {collection: submission.score_collection(found, collection, _measured(directories[collection], split),
                                                     partial=partial)
             for collection in submission.ROWS if collection in directories}
@@ -110,11 +109,11 @@ def score(*, path: str, data: Sequence[str], split: str,
   return scores
 
 
-def _open(data: Sequence[str]) -> dict[str, datasets.DatasetDirectory]:
+def _open(data: Sequence[str]) -> dict[str, directory_lib.DatasetDirectory]:
   """Collection -> dataset directory."""
-  directories: dict[str, datasets.DatasetDirectory] = {}
+  directories: dict[str, directory_lib.DatasetDirectory] = {}
   for path in data:
-    directory = datasets.open_directory(path)
+    directory = directory_lib.open_directory(path)
     collection = directory.manifest.collection
     with errors.in_file(path):
       submission.check_collection(collection)
@@ -125,7 +124,7 @@ def _open(data: Sequence[str]) -> dict[str, datasets.DatasetDirectory]:
   return directories
 
 
-def _measured(directory: datasets.DatasetDirectory, split: str) -> Iterator[submission.Measured]:
+def _measured(directory: directory_lib.DatasetDirectory, split: str) -> Iterator[submission.Measured]:
   """The modules of a split with their runtimes; features are not decoded."""
   names = ['config_id', 'config_runtime', *(['config_runtime_normalizer'] if directory.kind == 'tile' else [])]
   spec = {'context/module_id': tf.io.FixedLenFeature([], tf.string),
@@ -133,7 +132,7 @@ def _measured(directory: datasets.DatasetDirectory, split: str) -> Iterator[subm
   records = tf.data.TFRecordDataset([os.path.join(directory.path, shard.name)
                                      for shard in directory.split(split).shards])
   parts: dict[str, list[list[np.ndarray]]] = collections.defaultdict(list)
-  with datasets.damage_explained(directory):
+  with directory_lib.damage_explained(directory):
     for record in records.map(lambda data: tf.io.parse_single_example(data, spec)).as_numpy_iterator():
       parts[record['context/module_id'].decode()].append([record[f'context/{name}'] for name in names])
   for module_id in sorted(parts):
@@ -166,7 +165,7 @@ def _define_flags(flag_values) -> None:
                             'tile:xla=runs/tile. May be given several times.', flag_values=flag_values)
   flags.DEFINE_multi_string('data', None, 'Dataset directory that convert has written of a collection. May be given '
                             'several times.', flag_values=flag_values)
-  flags.DEFINE_enum('split', 'test', manifest_lib.SPLITS, 'Split to rank or to score.', flag_values=flag_values)
+  flags.DEFINE_enum('split', 'test', module_lib.SPLITS, 'Split to rank or to score.', flag_values=flag_values)
   flags.DEFINE_string('out', None, 'CSV file to write.', flag_values=flag_values)
   flags.DEFINE_string('score', None, 'CSV file to score instead of writing one.', flag_values=flag_values)
   flags.DEFINE_bool('partial', False, 'Allow that rows are missing.', flag_values=flag_values)

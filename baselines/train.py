@@ -37,10 +37,10 @@ import tpu_graphs
 from tpu_graphs import cli
 from tpu_graphs import errors
 from tpu_graphs.compat import tfgnn
-from tpu_graphs.dataset import manifest as manifest_lib
-from tpu_graphs.input import datasets
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.input import decoding
 from tpu_graphs.input import packing
+from tpu_graphs.modules import module as module_lib
 
 TrainOptions = trainer_lib.TrainOptions
 # sysexits.h: a temporary failure; the user is invited to retry.
@@ -79,14 +79,14 @@ def train(*, data: str, out: str, model: models.ModelOptions | None = None,
     InputError: data, options or output cannot be used, or a loss or gradient is not finite.
     Interrupted: it was stopped by a signal, and the same call goes on.
   """
-  directory = datasets.open_directory(data)
+  directory = directory_lib.open_directory(data)
   model = model or models.ModelOptions(models.DEFAULT_MODEL[directory.kind], directory.kind)
   if model.kind != directory.kind:
     raise errors.InputError('model of the other kind', path=data, found=directory.kind, expected=model.kind)
   options = options or TrainOptions()
   strategy = strategy or tf.distribute.OneDeviceStrategy('/cpu:0')
   is_chief = strategies.is_chief(strategy)
-  with datasets.damage_explained(directory):
+  with directory_lib.damage_explained(directory):
     trainer = trainer_lib.Trainer(model, options, strategy, directory=directory)
     valid_split = _valid_split(directory, valid_split, progress)
     position = checkpoints.Progress()
@@ -119,7 +119,7 @@ def train(*, data: str, out: str, model: models.ModelOptions | None = None,
   return runs.load(out)
 
 
-def _valid_split(directory: datasets.DatasetDirectory, chosen: str | None, progress: Callable[[str], None]) -> str:
+def _valid_split(directory: directory_lib.DatasetDirectory, chosen: str | None, progress: Callable[[str], None]) -> str:
   measured = [name for name, split in directory.manifest.splits.items() if split.measured]
   if chosen is None and 'valid' not in measured:
     progress('nothing in the valid split is measured: the best epoch is chosen by the train split')
@@ -171,7 +171,7 @@ def _define_flags(flag_values) -> None:
   number('ema', options.ema, 'Judge and save an average of the weights with this decay per step, such as 0.99; 0: the '
          'weights as they are.', 1.0)
   enum('precision', options.precision, trainer_lib.PRECISIONS, 'Of the layers; weights and losses are float32 always.')
-  enum('valid_split', None, manifest_lib.SPLITS, 'By which the best epoch is chosen. Default: valid, or train where '
+  enum('valid_split', None, module_lib.SPLITS, 'By which the best epoch is chosen. Default: valid, or train where '
        'nothing in it is measured.')
   string('metric', None, 'By which the best epoch is chosen: opa, kendall_tau or top_K_error. Default: ' + ', '.join(
       f'{metric} for {kind}' for kind, metric in trainer_lib.SELECTION_METRIC.items()) + '.')
@@ -201,7 +201,7 @@ def _from_flags(options: type[_Options], flag_values) -> _Options:
 
 
 def _job(flag_values, _) -> int:
-  kind = datasets.open_directory(flag_values.data).kind
+  kind = directory_lib.open_directory(flag_values.data).kind
   host.tune(kind)
   strategy = strategies.make(flag_values.strategy, tpu=flag_values.tpu,
                              paths={'--data': flag_values.data, '--out': flag_values.out})

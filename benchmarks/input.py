@@ -61,10 +61,11 @@ def by_tfgnn(data: str, kind: str) -> tf.data.Dataset:
   import tensorflow as tf
 
   from tpu_graphs.compat import tfgnn
-  from tpu_graphs.input import datasets
-  directory, size = datasets.open_directory(data), _SIZES[kind]['batch_size']
-  graphs = datasets.load(directory, 'train', configs_per_module=_SIZES[kind]['chosen'], shuffle=True, epochs=None)
-  merged = graphs.map(datasets.without_strings).batch(size, drop_remainder=True).map(
+  from tpu_graphs.dataset import directory as directory_lib
+  from tpu_graphs.input import loading
+  directory, size = directory_lib.open_directory(data), _SIZES[kind]['batch_size']
+  graphs = loading.load(directory, 'train', configs_per_module=_SIZES[kind]['chosen'], shuffle=True, epochs=None)
+  merged = graphs.map(loading.without_strings).batch(size, drop_remainder=True).map(
       lambda graph: graph.merge_batch_to_components(), num_parallel_calls=tf.data.AUTOTUNE)
   largest = {name: each * size for name, each in directory.split('train').max_sizes.items()}
   nodes, edges = {'op': 'ops', 'config_op': 'config_ops'}, {'operand': 'edges', 'configures': 'config_ops'}
@@ -72,7 +73,7 @@ def by_tfgnn(data: str, kind: str) -> tf.data.Dataset:
       total_num_components=size + 1,
       total_num_nodes={name: largest[nodes[name]] + 1 for name in merged.element_spec.node_sets_spec},
       total_num_edges={name: largest[edges[name]] for name in merged.element_spec.edge_sets_spec})
-  padding = tfgnn.FeatureDefaultValues(context={'config_id': tf.constant(datasets.PADDING, tf.int64)})
+  padding = tfgnn.FeatureDefaultValues(context={'config_id': tf.constant(loading.PADDING, tf.int64)})
   return merged.map(lambda graph: tfgnn.pad_to_total_sizes(graph, constraints, padding_values=padding)[0],
                     num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 

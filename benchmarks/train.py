@@ -40,9 +40,10 @@ from baselines.models import parts
 from baselines.training import host
 from baselines.training import trainer as trainer_lib
 from benchmarks import memory
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.dataset import schema
 from tpu_graphs.dataset import statistics as statistics_lib
-from tpu_graphs.input import datasets
+from tpu_graphs.input import loading
 from tpu_graphs.modules import features
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -112,14 +113,14 @@ class _NaiveSAGELayer(tf.keras.layers.Layer):
                       self.consumers(mean(tfgnn.TARGET, tfgnn.SOURCE)))
 
 
-def naive_batches(directory: datasets.DatasetDirectory, batch_size: int) -> tf.data.Dataset:
+def naive_batches(directory: directory_lib.DatasetDirectory, batch_size: int) -> tf.data.Dataset:
   """Endless batches of merged graphs, each record parsed and sampled alone."""
   spec = schema.graph_spec(directory.kind)
 
   def sample(serialized: tf.Tensor) -> tfgnn.GraphTensor:
     graph = tfgnn.parse_single_example(spec, serialized)
-    chosen = tf.random.shuffle(tf.range(datasets.num_configs(graph)))[:_CONFIGS]
-    return datasets.without_strings(datasets.decode(graph, directory.kind, chosen=chosen, pad_to=_CONFIGS))
+    chosen = tf.random.shuffle(tf.range(loading.num_configs(graph)))[:_CONFIGS]
+    return loading.without_strings(loading.decode(graph, directory.kind, chosen=chosen, pad_to=_CONFIGS))
 
   paths = [os.path.join(directory.path, shard.name) for shard in directory.split('train').shards]
   records = tf.data.Dataset.from_tensor_slices(paths).interleave(tf.data.TFRecordDataset, num_parallel_calls=2)
@@ -132,7 +133,7 @@ def naive_batches(directory: datasets.DatasetDirectory, batch_size: int) -> tf.d
 class NaiveTrainer:
   """Trains `NaiveEarlyJoinSAGE` by single calls of a step."""
 
-  def __init__(self, directory: datasets.DatasetDirectory, batch_size: int):
+  def __init__(self, directory: directory_lib.DatasetDirectory, batch_size: int):
     self._batch_size = batch_size
     self._model = NaiveEarlyJoinSAGE(_SIZES, statistics_lib.parse(directory.statistics))
     self._optimizer = tf.keras.optimizers.AdamW(1e-3, global_clipnorm=1.0)
@@ -158,7 +159,7 @@ class NaiveTrainer:
 class Trainer:
   """Trains a model of `baselines`, epoch after epoch."""
 
-  def __init__(self, directory: datasets.DatasetDirectory, name: str, batch_size: int, *, static: bool):
+  def __init__(self, directory: directory_lib.DatasetDirectory, name: str, batch_size: int, *, static: bool):
     options = trainer_lib.TrainOptions(epochs=1000, batch_size=batch_size, configs_per_module=_CONFIGS,
                                     shapes=int(static))
     self._trainer = trainer_lib.Trainer(models.ModelOptions(name, 'tile', _SIZES), options,
@@ -183,6 +184,7 @@ class Trainer:
 def write_dataset(folder: pathlib.Path) -> str:
   """Converts random tile modules; returns the dataset directory."""
   from pipelines import convert  # Here, since the jobs do without Beam.
+  from pipelines.conversion import options as options_lib
   raw = folder / 'raw' / 'train'
   raw.mkdir(parents=True)
   rng = np.random.default_rng(0)
@@ -198,14 +200,14 @@ def write_dataset(folder: pathlib.Path) -> str:
              config_runtime_normalizers=np.full(c, 10**4))
   directory = str(folder / 'data')
   convert.convert(inputs=[str(folder / 'raw')], directory=directory,
-                  options=convert.ConvertOptions(collection='tile:benchmark'))
+                  options=options_lib.ConvertOptions(collection='tile:benchmark'))
   shutil.rmtree(folder / 'raw')
   return directory
 
 
 def work(job: str, data: str, batch_size: int) -> None:
   """A worker: for each line of input takes so many steps; prints seconds, CPU seconds, configs and peak memory."""
-  directory = datasets.open_directory(data)
+  directory = directory_lib.open_directory(data)
   if job not in (_IDLE, _NAIVE):
     host.tune(directory.kind)
   tf.constant(0.0).numpy()

@@ -7,27 +7,23 @@ Options of Apache Beam go behind a bare `--`. The output directory is described 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
-import itertools
-import os
 import signal
 import sys
 import threading
 import time
-from typing import Any
 
 import apache_beam as beam
-from apache_beam.io import fileio
-from apache_beam.io import filesystems
-import numpy as np
 
+from pipelines.conversion import description
+from pipelines.conversion import inputs as inputs_lib
+from pipelines.conversion import options as options_lib
 from pipelines.conversion import output
-from pipelines.conversion import steps
+from pipelines.conversion import transform
 from pipelines.runners import beam as beam_lib
 from tpu_graphs import cli
-from tpu_graphs import errors
 from tpu_graphs.dataset import manifest as manifest_lib
 from tpu_graphs.dataset import records
 from tpu_graphs.modules import feature_choices
@@ -35,224 +31,8 @@ from tpu_graphs.modules import module as module_lib
 from tpu_graphs.modules import reduction
 from tpu_graphs.modules import selection
 from tpu_graphs.sources import dumps
-from tpu_graphs.sources import npz
 
-_SUFFIXES = ('.npz', '.pb')
 _BYTES_PER_SHARD = 8 << 20  # Of compressed input; the default for the number of shards.
-_OPCODES_SHOWN = 10
-
-
-@dataclasses.dataclass(frozen=True)
-class ConvertOptions:
-  """What decides the content of a dataset directory.
-
-  Attributes:
-    collection: such as 'tile:xla'; its first word is the kind of the input.
-    split: 'train', 'valid' or 'test' for all modules; None takes the folder that a file lies in if it has one of these
-      names, and else a hash of the module's graph: 80 % train, 10 % valid, 10 % test.
-    num_shards: files per split, fewer where a split has fewer records; None leaves it to the size of the input.
-    on_error: 'fail' stops at the first input that cannot be used, 'skip' lists it in `rejected.jsonl` and goes on.
-    max_rejected_fraction: the conversion fails where more than this share of the input files cannot be used.
-    max_array_bytes: inputs with a larger array are refused before it is allocated; see `npz.stream`.
-    configs: which configs of each module are kept.
-    records: how modules become records. Its seed also decides the hashed split and the order of the records.
-    choices: how the features of ops are made.
-    hlo_stage: which programs of a folder that is an XLA dump; see `dumps.find`.
-    keep_hops: layout only: graphs are reduced to what is so many edges from a configurable op; see
-      `reduction.keep_hops`. The hashed split goes by the whole graph. A module without configurable ops stays whole, as
-      do all for None.
-    rest: with `keep_hops`, what becomes of the other ops, one of `reduction.RESTS`; None is the first of them.
-  """
-  collection: str
-  split: str | None = None
-  num_shards: int | None = None
-  on_error: str = 'fail'
-  max_rejected_fraction: float = 1.0
-  max_array_bytes: int = npz.DEFAULT_MAX_ARRAY_BYTES
-  configs: selection.ConfigSelection = selection.ConfigSelection()
-  records: records.RecordOptions = records.RecordOptions()
-  choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED
-  hlo_stage: str = 'after'
-  keep_hops: int | None = None
-  rest: str | None = None
-
-  def __post_init__(self):
-    module_lib.kind_of_collection(self.collection)
-    if self.keep_hops is None:
-      if self.rest is not None:
-        raise errors.InputError('no graph is reduced', where='--rest', found=self.rest, fix='give --keep_hops as well')
-    else:
-      if self.kind == 'tile':
-        raise errors.InputError('tile modules have no configurable ops', where='--keep_hops', found=self.collection,
-                                expected='a collection of kind layout', fix='leave the flag out')
-      object.__setattr__(self, 'rest', self.rest or reduction.RESTS[0])
-      reduction.check(self.keep_hops, self.rest)
-    dumps.check_stage(self.hlo_stage, where='--hlo_stage')
-    if self.num_shards is not None and self.num_shards < 1:
-      raise errors.InputError('too few shards', where='--num_shards', found=self.num_shards, expected='>= 1')
-    if not 0 <= self.max_rejected_fraction <= 1:
-      raise errors.InputError('no share', where='--max_rejected_fraction', found=self.max_rejected_fraction,
-                              expected='0 to 1')
-
-  @property
-  def kind(self) -> str:
-    return module_lib.kind_of_collection(self.collection)
-
-  def to_json(self) -> dict[str, Any]:
-    """The options as the manifest shows them."""
-    return {'split': self.split, 'num_shards': self.num_shards, 'on_error': self.on_error,
-            'max_array_bytes': self.max_array_bytes, 'max_configs': self.configs.max_configs,
-            'config_sampling': self.configs.sampling, 'dedup_configs': self.configs.dedup,
-            'max_configs_per_record': self.records.max_configs, 'max_record_bytes': self.records.max_bytes,
-            'seed': self.records.seed, 'hlo_stage': self.hlo_stage, 'keep_hops': self.keep_hops, 'rest': self.rest,
-            **self.choices.to_json()}
-
-
-@dataclasses.dataclass(frozen=True)
-class Inputs:
-  """The input of a conversion.
-
-  Attributes:
-    patterns: globs, each of which matches at least one file.
-    files: number of files they match (twice if by two patterns).
-    bytes: their size.
-  """
-  patterns: tuple[str, ...]
-  files: int
-  bytes: int
-
-
-def find_inputs(inputs: Sequence[str], collection: str, hlo_stage: str = 'after') -> Inputs:
-  """Turns files, globs and directories into patterns, and looks what they match.
-
-  A directory may be the root of a TpuGraphs tree (with a folder per part of the collection's name, such as tile/xla),
-  a folder with train, valid and test, or a plain folder of files. Of one that XLA wrote with --xla_dump_to, the
-  programs of the stage `hlo_stage` are taken and nothing else.
-
-  Raises:
-    InputError: a file system is not available, an input matches no file, a dump has no program of the stage, or a
-      file's name is not in Unicode.
-  """
-  if not inputs:
-    raise errors.InputError('no input', where='--input', expected='files, globs or folders')
-  patterns: list[str] = []
-  entries: list[filesystems.FileMetadata] = []
-  for name in inputs:
-    beam_lib.check_file_system('--input', name)
-    tree = output.join(name, *collection.split(':'))
-    # Beam finds nothing by a local glob without a folder before it.
-    groups: Iterable[list[str]] = [[name if '://' in name or name.startswith(('/', './', '../')) else f'./{name}']]
-    if not any(character in name for character in '*?['):
-      folders = [[output.join(tree, split) for split in manifest_lib.SPLITS], [tree],
-                 [output.join(name, split) for split in manifest_lib.SPLITS], [name]]
-      groups = ([pattern for folder in group for pattern in _patterns_in(folder, hlo_stage)] for group in folders)
-      if not os.path.isdir(name):
-        groups = itertools.chain(groups, [[name]])
-    for group in groups:
-      results = filesystems.FileSystems.match(group)
-      if any(result.metadata_list for result in results):
-        break
-    else:
-      raise errors.InputError('nothing matches', where='--input', found=name,
-                              expected=f'a file, a glob, or a folder with {" or ".join(_SUFFIXES)} files')
-    for result in results:
-      if result.metadata_list:
-        patterns.append(result.pattern)
-        entries.extend(result.metadata_list)
-  for entry in entries:
-    if any('\ud800' <= character <= '\udfff' for character in entry.path):  # Bytes that are no UTF-8.
-      raise errors.InputError('file name not in Unicode', where='--input', found=ascii(entry.path),
-                              fix='rename the file')
-  return Inputs(tuple(patterns), len(entries), sum(entry.size_in_bytes for entry in entries))
-
-
-def _patterns_in(folder: str, hlo_stage: str) -> list[str]:
-  """Globs of what is read in a folder; files of a dump that no glob can tell from others are named one by one."""
-  [listing] = filesystems.FileSystems.match([output.join(folder, '*module_*_optimizations.*')])
-  paths = [entry.path for entry in listing.metadata_list]
-  with errors.in_file(folder):
-    chosen = set(dumps.find(paths, stage=hlo_stage))
-  if not chosen:
-    return [output.join(folder, f'*{suffix}') for suffix in _SUFFIXES]
-  patterns = []
-  for ending in dumps.ENDINGS:
-    found = {path for path in paths if path.endswith(ending)}
-    patterns.extend([output.join(folder, f'*module_*{ending}')] if found <= chosen else sorted(found & chosen))
-  return patterns
-
-
-def _add_sources(sources: Iterable[tuple[int, int, int]]) -> tuple[int, int, int]:
-  files = size = digest = 0
-  for source in sources:
-    files, size, digest = files + source[0], size + source[1], (digest + source[2]) % 2**64
-  return files, size, digest
-
-
-def _keys_by_split(keys: Iterable[tuple[str, np.ndarray]]) -> dict[str, np.ndarray]:
-  return {split: np.sort(np.array(list(values), np.uint64)) for split, values in keys}
-
-
-@dataclasses.dataclass(eq=False)
-class Convert(beam.PTransform):
-  """PCollection of file patterns -> PCollection of the one `manifest.Manifest`, having written the directory.
-
-  The directory must have been made ready by `output.begin`.
-
-  Attributes:
-    directory: where to write.
-    options: see `ConvertOptions`; `num_shards` must be given, since the size of the input is not known here.
-  """
-  directory: str
-  options: ConvertOptions
-
-  def __post_init__(self):
-    if self.options.num_shards is None:
-      raise errors.InputError('number of shards missing', where='num_shards', expected='>= 1')
-
-  def expand(self, patterns: beam.PCollection) -> beam.PCollection:
-    tags = steps.ReadModules
-    paths = (
-        patterns
-        | 'Match' >> fileio.MatchAll()
-        | 'Path' >> beam.Map(lambda metadata: metadata.path.removeprefix('./'))
-        | 'Distinct' >> beam.Distinct())
-    read = (
-        paths
-        | 'Spread' >> beam.Reshuffle()
-        | 'Read' >> beam.ParDo(steps.ReadModules(self.directory, self.options)).with_outputs(
-            tags.REJECTED, tags.STATISTICS, tags.COUNTS, tags.SOURCE, tags.OPCODES, main='items'))
-    keys = (
-        read.items
-        | 'Key' >> beam.Map(lambda item: (item.split, item.key))
-        | 'Keys' >> beam.GroupByKey()
-        | 'Order' >> beam.CombineGlobally(beam.combiners.ToListCombineFn())
-        | 'Index' >> beam.Map(_keys_by_split))
-    shards = (
-        read.items
-        | 'Assign' >> beam.ParDo(steps.AssignShards(self.options.num_shards), beam.pvalue.AsSingleton(keys))
-        | 'Group' >> beam.GroupByKey()
-        | 'Write' >> beam.ParDo(steps.WriteShard(self.directory)))
-    buckets = (
-        read[tags.STATISTICS]
-        | 'Bucket' >> beam.GroupByKey()
-        | 'Statistics' >> beam.ParDo(steps.MergeStatistics(self.directory)))
-    counts = (
-        (read[tags.COUNTS], paths | 'Found' >> beam.Map(lambda _: (('made', 'inputs'), 1)))
-        | 'Counts' >> beam.Flatten()
-        | 'Count' >> beam.CombinePerKey(sum))
-    source = read[tags.SOURCE] | 'Source' >> beam.CombineGlobally(_add_sources)
-    opcodes = (
-        read[tags.OPCODES]
-        | 'Opcodes' >> beam.CombinePerKey(sum)
-        | 'Frequent' >> beam.combiners.Top.Smallest(manifest_lib.MAX_UNKNOWN_OPCODES,
-                                                    key=lambda pair: (-pair[1], pair[0])))
-    return (
-        patterns.pipeline
-        | 'Start' >> beam.Create([None])
-        | 'Publish' >> beam.ParDo(
-            steps.Publish(self.directory, self.options), beam.pvalue.AsList(shards),
-            beam.pvalue.AsList(read[tags.REJECTED]), beam.pvalue.AsList(counts),
-            beam.pvalue.AsSingleton(source), beam.pvalue.AsSingleton(opcodes), beam.pvalue.AsList(buckets)))
 
 
 @contextlib.contextmanager
@@ -281,7 +61,7 @@ def _interrupt_kept() -> Iterator[None]:
     raise KeyboardInterrupt
 
 
-def convert(*, inputs: Sequence[str], directory: str, options: ConvertOptions, overwrite: bool = False,
+def convert(*, inputs: Sequence[str], directory: str, options: options_lib.ConvertOptions, overwrite: bool = False,
             beam_args: Sequence[str] = ()) -> manifest_lib.Manifest:
   """Runs a conversion to its end.
 
@@ -299,14 +79,14 @@ def convert(*, inputs: Sequence[str], directory: str, options: ConvertOptions, o
     InputError: input, output or options cannot be used. Nothing is left in `directory` then, if it can be removed.
   """
   beam_lib.check_file_system('--output', directory)
-  found = find_inputs(inputs, options.collection, options.hlo_stage)
+  found = inputs_lib.find_inputs(inputs, options.collection, options.hlo_stage)
   if options.num_shards is None:
     options = dataclasses.replace(options, num_shards=-(-max(found.bytes, 1) // _BYTES_PER_SHARD))
   pipeline = beam_lib.pipeline(beam_args, input_bytes=found.bytes)
   request = {'collection': options.collection, 'inputs': sorted(inputs), **options.to_json()}
   output.begin(directory, request=request, overwrite=overwrite)
   try:
-    _ = pipeline | 'Patterns' >> beam.Create(found.patterns) | 'Convert' >> Convert(directory, options)
+    _ = pipeline | 'Patterns' >> beam.Create(found.patterns) | 'Convert' >> transform.Convert(directory, options)
     with _interrupt_kept():
       pipeline.run().wait_until_finish()
   except Exception as error:
@@ -318,50 +98,6 @@ def convert(*, inputs: Sequence[str], directory: str, options: ConvertOptions, o
   return manifest_lib.loads(beam_lib.read_bytes(path).decode(), path=path)
 
 
-def describe(manifest: manifest_lib.Manifest) -> str:
-  """A table of what a conversion wrote and left out, to be printed."""
-  rows = [('split', 'modules', 'configs', 'records', 'shards', 'MiB', '')]
-  for name, split in manifest.splits.items():
-    unmeasured = split.modules - split.measured
-    rows.append((name, f'{split.modules:,}', f'{split.configs:,}', f'{split.records:,}', str(len(split.shards)),
-                 f'{split.bytes / 2**20:.1f}', f'{unmeasured} unmeasured' if unmeasured else ''))
-  widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-  lines = ['  '.join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:],
-                                                                                          strict=True))]).rstrip()
-           for row in rows]
-  left_out = (('run', 'dropped', manifest.dropped_runs), ('module', 'skipped', manifest.skipped_modules),
-              ('input', f'rejected (see {manifest_lib.REJECTED_NAME})', manifest.rejected_inputs))
-  for thing, what, reasons in left_out:
-    lines.extend(f'{_number(count, thing)} {what}: {reason}' for reason, count in reasons.items())
-  for count, why in ((manifest.deduplicated_configs, 'another of the module has the same features'),
-                     (manifest.sampled_out_configs, 'not in the sample of its module')):
-    if count:
-      lines.append(f'{_number(count, "config")} left out: {why}')
-  if manifest.removed_ops or manifest.removed_edges:
-    instead = '; the rest of each computation is one op' if manifest.options['rest'] == 'summary' else ''
-    lines.append(f'{_number(manifest.removed_ops, "op")} and {_number(manifest.removed_edges, "edge")} removed: more '
-                 f'than {_number(manifest.options["keep_hops"], "hop")} from the configurable ops{instead}')
-  if without := sum(split.without_configs for split in manifest.splits.values()):
-    lines.append(f'{_number(without, "module")} without configs: nothing to train on; to rank such a program, give '
-                 'rank its --configs')
-  if manifest.unknown_opcodes:
-    lines.append(_describe_opcodes(manifest.unknown_opcodes))
-  return '\n'.join(lines)
-
-
-def _number(count: int, thing: str) -> str:
-  return f'{count:,} {thing}{"" if count == 1 else "s"}'
-
-
-def _describe_opcodes(opcodes: Mapping[str, int]) -> str:
-  # A name is whatever the file says.
-  shown = [f'{name if name.isprintable() and name else ascii(name)} {count:,}'
-           for name, count in itertools.islice(opcodes.items(), _OPCODES_SHOWN)]
-  if len(opcodes) > len(shown):
-    shown.append(f'and {len(opcodes) - len(shown)} more in {manifest_lib.FILE_NAME}')
-  return f'{_number(sum(opcodes.values()), "op")} of unknown opcodes (id 0): {", ".join(shown)}'
-
-
 def _define_flags(flag_values) -> None:
   from absl import flags
   flags.DEFINE_multi_string('input', None, 'Files, globs or folders of npz or pb files, separated by commas or in '
@@ -371,7 +107,7 @@ def _define_flags(flag_values) -> None:
   flags.DEFINE_string('output', None, 'Dataset directory to write.', flag_values=flag_values)
   flags.DEFINE_string('collection', None, "Name of the collection, 'tile:NAME' or 'layout:NAME', such as "
                       "'layout:xla:random'.", flag_values=flag_values)
-  flags.DEFINE_enum('split', None, manifest_lib.SPLITS, 'Split for all modules. Default: the folder (train, valid or '
+  flags.DEFINE_enum('split', None, module_lib.SPLITS, 'Split for all modules. Default: the folder (train, valid or '
                     'test) that a file lies in, else a hash of its graph.', flag_values=flag_values)
   flags.DEFINE_enum('hlo_stage', 'after', dumps.STAGES, 'Which programs of an XLA dump: after or before the passes of '
                     'the compiler, or all.', flag_values=flag_values)
@@ -387,7 +123,7 @@ def _define_flags(flag_values) -> None:
   flags.DEFINE_float('max_rejected_fraction', 1.0, 'With --on_error=skip: fail, with nothing written but the list of '
                      'them, where more than this share of the input files cannot be used.',
                      lower_bound=0.0, upper_bound=1.0, flag_values=flag_values)
-  flags.DEFINE_integer('max_array_bytes', npz.DEFAULT_MAX_ARRAY_BYTES, 'Input with a larger array cannot be used.',
+  flags.DEFINE_integer('max_array_bytes', module_lib.DEFAULT_MAX_ARRAY_BYTES, 'Input with a larger array cannot be used.',
                        lower_bound=1, flag_values=flag_values)
   flags.DEFINE_integer('max_configs', None, 'Keep a sample of the configs of modules with more.', lower_bound=1,
                        flag_values=flag_values)
@@ -414,7 +150,7 @@ def _define_flags(flag_values) -> None:
 
 
 def _job(flag_values, beam_args: list[str]) -> int:
-  options = ConvertOptions(
+  options = options_lib.ConvertOptions(
       collection=flag_values.collection, split=flag_values.split, num_shards=flag_values.num_shards,
       on_error=flag_values.on_error, hlo_stage=flag_values.hlo_stage, keep_hops=flag_values.keep_hops,
       rest=flag_values.rest,
@@ -431,7 +167,7 @@ def _job(flag_values, beam_args: list[str]) -> int:
   manifest = convert(inputs=inputs, directory=flag_values.output, options=options,
                      overwrite=flag_values.overwrite, beam_args=beam_args)
   print(f'{manifest.collection} -> {flag_values.output} in {time.monotonic() - start:.1f} s')
-  print(describe(manifest))
+  print(description.describe(manifest))
   return 0
 
 
@@ -440,5 +176,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == '__main__':
-  from pipelines import convert as this  # By its own name, so that workers can import the DoFns.
-  sys.exit(this.main(sys.argv))
+  sys.exit(main(sys.argv))

@@ -9,6 +9,7 @@ import struct
 import numpy as np
 
 from pipelines import convert
+from pipelines.conversion import options as options_lib
 from pipelines.conversion import steps
 from tests import testing
 from tpu_graphs.dataset import records
@@ -22,7 +23,7 @@ TWO_PROCESSES = ('--direct_running_mode=multi_processing', '--direct_num_workers
 def options(collection='tile:xla', **kwargs):
   names = ('split', 'num_shards', 'on_error', 'max_array_bytes', 'keep_hops', 'rest')
   own = {name: kwargs.pop(name) for name in names if name in kwargs}
-  return convert.ConvertOptions(collection=collection, **own, records=records.RecordOptions(**kwargs))
+  return options_lib.ConvertOptions(collection=collection, **own, records=records.RecordOptions(**kwargs))
 
 
 def save(path, arrays):

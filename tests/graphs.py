@@ -16,7 +16,7 @@ from tpu_graphs.dataset import manifest as manifest_lib
 from tpu_graphs.dataset import records
 from tpu_graphs.dataset import schema
 from tpu_graphs.dataset import statistics
-from tpu_graphs.input import datasets
+from tpu_graphs.input import loading
 from tpu_graphs.modules import module as module_lib
 
 PARTS = parts.PartOptions(hidden=8, layers=2, opcode_embedding=4, attention_heads=2)
@@ -60,8 +60,8 @@ def _batches(kind, data, batch_size, size, pad_to):
   graphs = []  # Made one by one: tf.data would take seconds to prepare for each batch.
   for record in data:
     graph = tfgnn.parse_single_example(spec, record)
-    chosen = tf.range(datasets.num_configs(graph))
-    graphs.append(datasets.without_strings(datasets.decode(graph, kind, chosen=chosen, pad_to=size)))
+    chosen = tf.range(loading.num_configs(graph))
+    graphs.append(loading.without_strings(loading.decode(graph, kind, chosen=chosen, pad_to=size)))
   merged = [_merged(graphs[start:start + batch_size]) for start in range(0, len(graphs), batch_size)]
   return merged if pad_to.split is None else [_padded(graph, batch_size, pad_to.split) for graph in merged]
 
@@ -75,7 +75,7 @@ def _padded(graph, batch_size, largest):
       total_num_nodes={name: sizes['ops' if name == 'op' else 'config_ops'] + 1 for name in graph.node_sets},
       total_num_edges={name: sizes['edges' if name == 'operand' else 'config_ops'] for name in graph.edge_sets})
   fillers = tfgnn.FeatureDefaultValues(context={
-      name: tf.constant(filler, tf.int64) for name, filler in datasets.CONFIG_FILLERS.items()
+      name: tf.constant(filler, tf.int64) for name, filler in loading.CONFIG_FILLERS.items()
       if name in graph.context.features})
   return tfgnn.pad_to_total_sizes(graph, constraints, padding_values=fillers)[0]
 

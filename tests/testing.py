@@ -92,13 +92,14 @@ def convert_arrays(folder: pathlib.Path, kind: str, sources, **options) -> str:
     **options: of `ConvertOptions`.
   """
   from pipelines import convert  # Here, since only some tests need Beam.
+  from pipelines.conversion import options as options_lib
   for name, arrays in sources.items():
     path = folder / 'raw' / f'{name}.npz'
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez(path, **arrays)
   directory = str(folder / 'data')
   convert.convert(inputs=[str(folder / 'raw')], directory=directory,
-                  options=convert.ConvertOptions(collection=f'{kind}:x', **options))
+                  options=options_lib.ConvertOptions(collection=f'{kind}:x', **options))
   return directory
 
 
@@ -109,9 +110,9 @@ def write_run(path: str, data: str, *, seed: int = 0) -> str:
   from baselines import models
   from baselines.models import parts
   from baselines.training import runs
+  from tpu_graphs.dataset import directory as directory_lib
   from tpu_graphs.dataset import statistics
-  from tpu_graphs.input import datasets
-  directory = datasets.open_directory(data)
+  directory = directory_lib.open_directory(data)
   choices = directory.manifest.choices
   options = models.ModelOptions(models.DEFAULT_MODEL[directory.kind], directory.kind, parts.PartOptions(4, 1, 3))
   tf.keras.utils.set_random_seed(seed)

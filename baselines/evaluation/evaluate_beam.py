@@ -20,14 +20,14 @@ from baselines.training import runs
 from pipelines.conversion import output
 from pipelines.runners import beam as beam_lib
 from tpu_graphs import errors
-from tpu_graphs.input import datasets
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.metrics import config_indices as config_indices_lib
 
 _FOLDER = '.judged'
 _Key = tuple[str, str, str]  # Run, split, module.
 
 
-def judge(loaded: Sequence[runs.Run], directory: datasets.DatasetDirectory, splits: Sequence[str],
+def judge(loaded: Sequence[runs.Run], directory: directory_lib.DatasetDirectory, splits: Sequence[str],
           indices: config_indices_lib.ConfigIndices | None, *, folder: str, beam_args: Sequence[str]
           ) -> Iterator[tuple[runs.Run, str, list[tuple[evaluation.Judged, np.ndarray]]]]:
   """Scores and judges modules by a pipeline, which has ended when the first result comes.
@@ -86,7 +86,7 @@ class _Score(beam.DoFn):
   def setup(self):
     self._scorers: dict[str, scoring.Scorer] = {}
 
-  def process(self, task: tuple[str, str, datasets.DatasetDirectory]
+  def process(self, task: tuple[str, str, directory_lib.DatasetDirectory]
               ) -> Iterator[tuple[_Key, scoring.ScoredModule]]:
     path, split, directory = task
     try:

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from baselines import scoring
 from baselines.training import runs
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.dataset import manifest as manifest_lib
-from tpu_graphs.input import datasets
 from tpu_graphs.metrics import config_indices as config_indices_lib
 from tpu_graphs.metrics import intervals
 from tpu_graphs.metrics import metrics
@@ -112,7 +112,7 @@ class Comparison:
   paired: intervals.PairedComparison
 
 
-def tasks(directory: datasets.DatasetDirectory, split: str) -> Iterator[datasets.DatasetDirectory]:
+def tasks(directory: directory_lib.DatasetDirectory, split: str) -> Iterator[directory_lib.DatasetDirectory]:
   """Shares out the shards of a split, some `TASK_BYTES` at a time: yields the directory as if it had these only.
 
   Raises:
@@ -128,13 +128,13 @@ def tasks(directory: datasets.DatasetDirectory, split: str) -> Iterator[datasets
     yield _with_shards(directory, split, shards)
 
 
-def _with_shards(directory: datasets.DatasetDirectory, split: str,
-                 shards: Sequence[manifest_lib.Shard]) -> datasets.DatasetDirectory:
+def _with_shards(directory: directory_lib.DatasetDirectory, split: str,
+                 shards: Sequence[manifest_lib.Shard]) -> directory_lib.DatasetDirectory:
   splits = {split: manifest_lib.Split.of(shards)}
   return dataclasses.replace(directory, manifest=dataclasses.replace(directory.manifest, splits=splits))
 
 
-def score_modules(scorer: scoring.Scorer, directory: datasets.DatasetDirectory,
+def score_modules(scorer: scoring.Scorer, directory: directory_lib.DatasetDirectory,
                   split: str) -> Iterator[scoring.ScoredModule]:
   """Scores a split task by task, as workers do, so that scores are the same to the last bit; sorted by name.
 
@@ -254,7 +254,7 @@ def summarize(verdicts: Sequence[Verdict], kind: str) -> dict[str, Any]:
           'oracle': simple(1.0, 1.0, lambda verdict, _: 0.0 if verdict.is_defined else math.nan)}
 
 
-def metrics_json(run: runs.Run, directory: datasets.DatasetDirectory, split: str, modules: Sequence[Judged],
+def metrics_json(run: runs.Run, directory: directory_lib.DatasetDirectory, split: str, modules: Sequence[Judged],
                  indices: config_indices_lib.ConfigIndices | None = None) -> dict[str, Any]:
   """The content of `metrics.json`: the means over `modules`, all of a split, and what they are of."""
   verdicts = {view: [module.verdicts[view] for module in modules if view in module.verdicts] for view in VIEWS}
@@ -277,7 +277,7 @@ def mean(values: Iterable[float]) -> float | None:
   return math.fsum(defined) / len(defined) if defined else None
 
 
-def num_ops(directory: datasets.DatasetDirectory, split: str) -> dict[str, int]:
+def num_ops(directory: directory_lib.DatasetDirectory, split: str) -> dict[str, int]:
   """Module -> its number of ops, read without decoding anything else.
 
   Raises:
@@ -287,7 +287,7 @@ def num_ops(directory: datasets.DatasetDirectory, split: str) -> dict[str, int]:
           'nodes/op.#size': tf.io.FixedLenFeature([], tf.int64)}
   paths = [os.path.join(directory.path, shard.name) for shard in directory.split(split).shards]
   records = tf.data.TFRecordDataset(paths).map(lambda data: tf.io.parse_single_example(data, spec))
-  with datasets.damage_explained(directory):
+  with directory_lib.damage_explained(directory):
     return {record['context/module_id'].decode(): int(record['nodes/op.#size'])
             for record in records.as_numpy_iterator()}
 

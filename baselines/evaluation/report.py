@@ -26,7 +26,7 @@ from baselines.training import runs
 from baselines.training import trainer as trainer_lib
 import tpu_graphs
 from tpu_graphs import errors
-from tpu_graphs.input import datasets
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.metrics import metrics
 from tpu_graphs.metrics import programs
 
@@ -45,7 +45,7 @@ def metric_labels(names: Iterable[str]) -> dict[str, str]:
 
 
 def content(results: Sequence[evaluation.Result], comparisons: Sequence[evaluation.Comparison],
-            directory: datasets.DatasetDirectory, command: Sequence[str]) -> dict[str, Any]:
+            directory: directory_lib.DatasetDirectory, command: Sequence[str]) -> dict[str, Any]:
   """What a report tells, fit for JSON; its lists of modules are parallel to `splits[...].modules.ids`.
 
   Args:
@@ -141,7 +141,7 @@ def history(run: runs.Run) -> dict[str, Any] | None:
   if not tf.io.gfile.exists(path):
     return None
   try:
-    header, *rows = csv.reader(datasets.read_text(path).splitlines())
+    header, *rows = csv.reader(directory_lib.read_text(path).splitlines())
     kept = [i for i, name in enumerate(header) if not name.endswith('_per_second')]
     columns = [header[i] for i in kept]
     values = [[_rounded(float(row[i])) if row[i] else None for i in kept] for row in rows]
@@ -204,7 +204,7 @@ def _comparison(comparison: evaluation.Comparison) -> dict[str, Any]:
                    for name, found in paired.metrics.items()]}
 
 
-def _manifest(directory: datasets.DatasetDirectory) -> dict[str, Any]:
+def _manifest(directory: directory_lib.DatasetDirectory) -> dict[str, Any]:
   """The manifest with the number of shards of each split in place of them."""
   found = dataclasses.asdict(directory.manifest)
   for split in found['splits'].values():

@@ -22,7 +22,7 @@ from baselines.models import sage
 from tpu_graphs import errors
 from tpu_graphs.dataset import records
 from tpu_graphs.dataset import statistics as statistics_lib
-from tpu_graphs.input import datasets
+from tpu_graphs.input import loading
 from tpu_graphs.modules import module as module_lib
 
 _JOINS = {'EarlyJoin': joins.EarlyJoin, 'LateJoin': joins.LateJoin}
@@ -66,7 +66,7 @@ def build(options: ModelOptions, statistics: Mapping[str, statistics_lib.ColumnS
   """
   model = MODELS[options.name](options.kind, options.parts, statistics)
   num_extra = statistics['extra_feat'].constant.size if 'extra_feat' in statistics else 0
-  smallest = records.to_graph_tensor(datasets.smallest_module(options.kind, num_extra=num_extra))
-  graph = datasets.decode(smallest, options.kind, chosen=tf.range(1), pad_to=1)  # Made at once: tf.data takes seconds.
-  model(datasets.without_strings(graph))  # Creates the weights.
+  smallest = records.to_graph_tensor(module_lib.smallest_module(options.kind, num_extra=num_extra))
+  graph = loading.decode(smallest, options.kind, chosen=tf.range(1), pad_to=1)  # Made at once: tf.data takes seconds.
+  model(loading.without_strings(graph))  # Creates the weights.
   return model

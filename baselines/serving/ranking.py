@@ -21,8 +21,7 @@ from baselines.serving import saved_model
 from baselines.training import runs
 from tpu_graphs import errors
 from tpu_graphs import hlo
-from tpu_graphs.dataset import statistics
-from tpu_graphs.input import datasets
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.modules import features
 from tpu_graphs.modules import module as module_lib
 from tpu_graphs.modules import reduction
@@ -138,7 +137,7 @@ class Ranker:
     self.run = runs.load(os.fspath(run))
     self.choices = self.run.choices.resolve()
     self._served = saved_model.ServedModel(self.run.model, self.run.kind, num_extra=self.choices.num_extra)
-    self._statistics = datasets.read_statistics(os.path.join(self.run.path, runs.STATISTICS_NAME),
+    self._statistics = directory_lib.read_statistics(os.path.join(self.run.path, runs.STATISTICS_NAME),
                                                 num_extra=self.choices.num_extra)['features']
 
   def read(self, source: Source, *, name: str | None = None,
@@ -243,7 +242,7 @@ class Ranker:
       extremes = np.stack([values.min(axis=0), values.max(axis=0)]).astype(np.float64)
       bounds = np.array([seen['min'], seen['max']])
       # How far outside: on the scale on which models look at features.
-      beyond = (statistics.signed_log(extremes) - statistics.signed_log(bounds)) * [[-1], [1]]
+      beyond = (features.signed_log(extremes) - features.signed_log(bounds)) * [[-1], [1]]
       columns = [column for column in np.argsort(-beyond.max(axis=0), kind='stable') if beyond[:, column].max() > 0]
       if columns:
         told = [f'{names[i]} {extremes[int(beyond[:, i].argmax()), i]:g} ({bounds[0, i]:g} to {bounds[1, i]:g})'

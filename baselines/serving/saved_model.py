@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tpu_graphs.compat import tfgnn
-from tpu_graphs.input import datasets
+from tpu_graphs.input import loading
 from tpu_graphs.modules import features
 from tpu_graphs.modules import module as module_lib
 
@@ -100,7 +100,7 @@ class ServedModel(tf.Module):
     # TensorArray.concat refuses an empty list.
     flat = tf.cond(number > 0, scores.concat, lambda: tf.zeros([0]))
     return {'scores': config_id.with_values(flat).to_tensor(NO_SCORE),
-            'config_id': config_id.to_tensor(datasets.PADDING),
+            'config_id': config_id.to_tensor(loading.PADDING),
             'num_configs': tf.cast(config_id.row_lengths(), tf.int64)}
 
   def _arrays(self, record: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:

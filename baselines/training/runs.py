@@ -26,10 +26,10 @@ from baselines import models
 from baselines.models import parts
 from baselines.training import checkpoints
 from tpu_graphs import errors
-from tpu_graphs.dataset import manifest as manifest_lib
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.dataset import statistics as statistics_lib
-from tpu_graphs.input import datasets
 from tpu_graphs.modules import feature_choices
+from tpu_graphs.modules import module as module_lib
 
 FORMAT_VERSION = 1
 CONFIG_NAME = 'config.json'
@@ -52,7 +52,7 @@ _REDUCTION = ('keep_hops', 'rest')  # Options of convert, by which graphs of a r
 _OWN = re.compile(
     rf'({"|".join(map(re.escape, (CONFIG_NAME, HISTORY_NAME, STATISTICS_NAME)))})|\..*\.partial|'
     rf'({_CHECKPOINT}|{STATE_NAME}|{TENSORBOARD_NAME})/.*|'
-    rf'({"|".join(manifest_lib.SPLITS)})/({"|".join(map(re.escape, _RESULTS))}|\..*\.partial)')
+    rf'({"|".join(module_lib.SPLITS)})/({"|".join(map(re.escape, _RESULTS))}|\..*\.partial)')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,7 +220,7 @@ def _check_same(path: str, content: Mapping[str, Any]) -> None:
   """Refuses to go on with a run under other options than those it was started with."""
   config_path = os.path.join(path, CONFIG_NAME)
   with errors.in_file(config_path):
-    stored, _, _ = _parse(datasets.read_text(config_path))
+    stored, _, _ = _parse(directory_lib.read_text(config_path))
   before, now = dict(_flat(stored)), dict(_flat(json.loads(json.dumps(content))))
   different = [name for name in sorted(before.keys() | now.keys())
                if not _FREE.fullmatch(name) and before.get(name) != now.get(name)]
@@ -252,7 +252,7 @@ def _clear(path: str, overwrite: bool) -> None:
     raise errors.InputError('output exists and is no run', path=path, found=min(foreign or files),
                             expected='no directory or an empty one', fix='choose another place')
   try:
-    _parse(datasets.read_text(os.path.join(path, CONFIG_NAME)))
+    _parse(directory_lib.read_text(os.path.join(path, CONFIG_NAME)))
   except errors.InputError as error:
     raise errors.InputError('output exists and is no run', path=os.path.join(path, CONFIG_NAME),
                             found=f'{error.reason} ({error.found})', expected='no directory or an empty one',
@@ -283,10 +283,10 @@ def load(path: str) -> Run:
     raise errors.InputError('no run', path=path, found=f'no {CONFIG_NAME}',
                             expected='a directory that train has written')
   with errors.in_file(config_path):
-    config, options, choices = _parse(datasets.read_text(config_path))
+    config, options, choices = _parse(directory_lib.read_text(config_path))
   checkpoint = _best(path, fix='let train finish at least one epoch')
   num_extra = choices.num_extra
-  statistics = datasets.read_statistics(os.path.join(path, STATISTICS_NAME), num_extra=num_extra)
+  statistics = directory_lib.read_statistics(os.path.join(path, STATISTICS_NAME), num_extra=num_extra)
   try:
     model = models.build(options, statistics_lib.parse(statistics, num_extra=num_extra))
   except KeyError as error:
@@ -302,7 +302,7 @@ def load(path: str) -> Run:
   return Run(path, config, options, choices, model)
 
 
-def load_for(path: str, directory: datasets.DatasetDirectory) -> Run:
+def load_for(path: str, directory: directory_lib.DatasetDirectory) -> Run:
   """Loads a run to score the modules of a dataset directory with.
 
   Raises:

@@ -15,9 +15,10 @@ from baselines import models
 from baselines.training import strategies
 from tpu_graphs import errors
 from tpu_graphs.compat import tfgnn
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.dataset import statistics as statistics_lib
 from tpu_graphs.input import batching
-from tpu_graphs.input import datasets
+from tpu_graphs.input import loading
 from tpu_graphs.metrics import metrics
 
 # Kind -> what the best epoch is chosen by unless told otherwise.
@@ -164,7 +165,7 @@ class Trainer:
   """
 
   def __init__(self, model_options: models.ModelOptions, options: TrainOptions, strategy: tf.distribute.Strategy, *,
-               directory: datasets.DatasetDirectory, split: str = 'train'):
+               directory: directory_lib.DatasetDirectory, split: str = 'train'):
     """Makes a trainer with fresh weights.
 
     Raises:
@@ -248,7 +249,7 @@ class Trainer:
     of_replica = tf.equal(tf.range(context.num_replicas_in_sync), context.replica_id_in_sync_group)
     of_modules = tf.where(of_replica[:, tf.newaxis], of_modules, 0.0)  # [replicas, B]
     counts = tf.stack([tf.reduce_sum(tf.cast(losses.is_comparable(graph.context['relative_runtime']), tf.float32)),
-                       tf.math.count_nonzero(graph.context['config_id'] != datasets.PADDING, dtype=tf.float32)])
+                       tf.math.count_nonzero(graph.context['config_id'] != loading.PADDING, dtype=tf.float32)])
     *gradients, of_modules, counts = context.all_reduce(tf.distribute.ReduceOp.SUM, [*gradients, of_modules, counts])
     # The mean is over the modules of all replicas, so that two replicas do what one does with twice the packs.
     comparable = tf.maximum(counts[0], 1.0)

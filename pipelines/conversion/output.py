@@ -19,6 +19,7 @@ from apache_beam.io import filesystems
 from pipelines.runners import beam as beam_lib
 from tpu_graphs import errors
 from tpu_graphs.dataset import manifest as manifest_lib
+from tpu_graphs.modules import module as module_lib
 
 IN_PROGRESS_NAME = 'in_progress.json'
 FAILURE_NAME = 'failure.json'
@@ -26,7 +27,7 @@ _OWN_NAMES = (manifest_lib.FILE_NAME, manifest_lib.SCHEMA_NAME, manifest_lib.STA
               manifest_lib.REJECTED_NAME, IN_PROGRESS_NAME, FAILURE_NAME)
 _SPILL_FOLDER = '.spill'
 _OWN = re.compile(
-    rf'({"|".join(map(re.escape, _OWN_NAMES))}|({"|".join(manifest_lib.SPLITS)})/part-\d+-of-\d+\.tfrecord)'
+    rf'({"|".join(map(re.escape, _OWN_NAMES))}|({"|".join(module_lib.SPLITS)})/part-\d+-of-\d+\.tfrecord)'
     r'(\.[0-9a-f]+\.partial)?'  # The suffix of a file that is not yet complete.
     rf'|{re.escape(_SPILL_FOLDER)}/[0-9a-f]+')
 

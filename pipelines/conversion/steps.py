@@ -14,12 +14,13 @@ import os
 import pickle
 import tempfile
 import time
-from typing import Any, BinaryIO, TYPE_CHECKING
+from typing import Any, BinaryIO
 
 import apache_beam as beam
 from apache_beam.io import filesystems
 import numpy as np
 
+from pipelines.conversion import options as options_lib
 from pipelines.conversion import output
 from pipelines.conversion import spill
 from pipelines.runners import beam as beam_lib
@@ -34,9 +35,6 @@ from tpu_graphs.modules import selection
 from tpu_graphs.modules import streams
 from tpu_graphs.sources import readers
 from tpu_graphs.sources import zips
-
-if TYPE_CHECKING:
-  from pipelines import convert
 
 _BLOCK_BYTES = 1 << 20  # Of input that is read at a time.
 _STATISTICS_BUCKETS = 64
@@ -65,12 +63,12 @@ class Item:
   place: spill.Place
 
 
-def split_of(module: module_lib.Module, path: str, options: convert.ConvertOptions) -> str:
+def split_of(module: module_lib.Module, path: str, options: options_lib.ConvertOptions) -> str:
   """The split of a module; see `ConvertOptions.split`. Equal graphs without a folder always share their split."""
   if options.split:
     return options.split
   folder = path.replace('\\', '/').split('/')[-2:-1]
-  if folder and folder[0] in manifest_lib.SPLITS:
+  if folder and folder[0] in module_lib.SPLITS:
     return folder[0]
   share = _hash(options.records.seed, module.topology_fingerprint()) / 2**64
   return 'train' if share < 0.8 else 'valid' if share < 0.9 else 'test'
@@ -104,7 +102,7 @@ class ReadModules(beam.DoFn):
 
   REJECTED, STATISTICS, COUNTS, SOURCE, OPCODES = 'rejected', 'statistics', 'counts', 'source', 'opcodes'
 
-  def __init__(self, directory: str, options: convert.ConvertOptions):
+  def __init__(self, directory: str, options: options_lib.ConvertOptions):
     self._directory = directory
     self._options = options
     self._spill: spill.Writer | None = None
@@ -275,7 +273,7 @@ class MergeStatistics(beam.DoFn):
 class Publish(beam.DoFn):
   """Writes everything but the shards; the manifest last."""
 
-  def __init__(self, directory: str, options: convert.ConvertOptions):
+  def __init__(self, directory: str, options: options_lib.ConvertOptions):
     self._directory = directory
     self._options = options
 
@@ -291,7 +289,7 @@ class Publish(beam.DoFn):
     files, size, digest = source
     manifest = manifest_lib.Manifest(
         collection=self._options.collection, kind=self._options.kind, options=self._options.to_json(),
-        splits={split: manifest_lib.Split.of(by_split[split]) for split in manifest_lib.SPLITS if split in by_split},
+        splits={split: manifest_lib.Split.of(by_split[split]) for split in module_lib.SPLITS if split in by_split},
         rejected_inputs=dict(sorted(collections.Counter(row['reason'] for row in rejected).items())),
         skipped_modules=count('skipped'), dropped_runs=count('dropped'),
         source={'files': files, 'bytes': size, 'fingerprint': f'{digest:016x}'}, unknown_opcodes=dict(opcodes),

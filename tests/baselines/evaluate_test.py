@@ -20,8 +20,8 @@ from baselines.training import runs
 from tests import testing
 from tpu_graphs import cli
 from tpu_graphs import errors
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.dataset import records
-from tpu_graphs.input import datasets
 from tpu_graphs.metrics import intervals
 from tpu_graphs.metrics import module_table
 
@@ -188,7 +188,7 @@ def test_missing_split_is_one_line(run, tmp_path, kind, capsys):
 def test_result_in_the_data_is_refused(data, run, place):
   with pytest.raises(errors.InputError, match='result cannot lie in the data'):
     evaluate.evaluate(run=run, data=data, split='valid', out=f'{data}/{place}')
-  datasets.open_directory(data)  # Still whole.
+  directory_lib.open_directory(data)  # Still whole.
 
 
 def test_place_that_cannot_be_written_is_refused(data, run, tmp_path):
@@ -278,7 +278,7 @@ def many_tasks(monkeypatch):
 
 @tile_alone
 def test_tasks_share_out_the_shards(data, monkeypatch):
-  directory = datasets.open_directory(data)
+  directory = directory_lib.open_directory(data)
   shards = directory.split('valid').shards
   assert len(shards) == 3
   for size, expected in ((1, [1, 1, 1]), (shards[0].bytes + 1, [2, 1]), (1 << 30, [3])):
@@ -289,7 +289,7 @@ def test_tasks_share_out_the_shards(data, monkeypatch):
 
 
 def test_shards_are_brought_together(data, run, kind, many_tasks):
-  directory = datasets.open_directory(data)
+  directory = directory_lib.open_directory(data)
   loaded = runs.load(run)
   scorer = scoring.make_scorer(loaded.model, kind)
   whole = {module.module_id: module for module in scoring.score_split(scorer, directory, 'valid')}

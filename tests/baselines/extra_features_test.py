@@ -18,10 +18,11 @@ from tests import testing
 from tests import user_features
 from tpu_graphs import cli
 from tpu_graphs import errors
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.dataset import manifest as manifest_lib
 from tpu_graphs.dataset import statistics
 from tpu_graphs.input import batching
-from tpu_graphs.input import datasets
+from tpu_graphs.input import loading
 from tpu_graphs.modules import feature_choices
 from tpu_graphs.sources import npz
 
@@ -72,7 +73,7 @@ def _expected(folder, module_id):
 
 @pytest.mark.parametrize('options', [{}, {'configs_per_module': 5}, {'configs_per_module': 5, 'chunked': True}])
 def test_every_op_has_its_features(folder, options):
-  graphs = list(datasets.load(str(folder / 'data'), 'train', **options))
+  graphs = list(loading.load(str(folder / 'data'), 'train', **options))
   assert {graph.context['module_id'][0].numpy().decode() for graph in graphs} == {'a', 'b', 'one'}
   for graph in graphs:
     expected = _expected(folder, graph.context['module_id'][0].numpy().decode())
@@ -94,17 +95,17 @@ def test_padded_batch_keeps_them(folder):
 
 @pytest.mark.parametrize('name', models.MODELS)
 def test_model_looks_at_them(folder, kind, name):
-  stats = statistics.parse(datasets.open_directory(str(folder / 'data')).statistics, num_extra=3)
+  stats = statistics.parse(directory_lib.open_directory(str(folder / 'data')).statistics, num_extra=3)
   assert stats['extra_feat'].constant.tolist() == [False, False, True]
   tf.keras.utils.set_random_seed(0)
   model = models.build(models.ModelOptions(name, kind, parts.PartOptions(8, 1, 3)), stats)
   module = npz.load(folder / 'raw/train/b.npz', choices=_CHOICES)
 
   def scores(change):
-    [graph] = datasets.of_module(module, configs_per_module=module.num_configs)
+    [graph] = loading.of_module(module, configs_per_module=module.num_configs)
     extra_feat = graph.node_sets['op']['extra_feat'] + np.float32(change)
     node_sets = {'op': {**graph.node_sets['op'].features, 'extra_feat': extra_feat}}
-    return model(datasets.without_strings(graph.replace_features(node_sets=node_sets))).numpy()
+    return model(loading.without_strings(graph.replace_features(node_sets=node_sets))).numpy()
 
   assert np.abs(scores([1, 0, 0]) - scores([0, 0, 0])).max() > 1e-4
   np.testing.assert_array_equal(scores([0, 0, 9]), scores([0, 0, 0]))  # Constant in train.
@@ -174,5 +175,5 @@ def test_statistics_of_other_data_are_refused(folder, published, tmp_path):
   shutil.copytree(folder / 'data', tmp_path / 'copy')
   shutil.copy(f'{published}/{manifest_lib.STATISTICS_NAME}', tmp_path / 'copy')
   with pytest.raises(errors.InputError, match='damaged statistics') as caught:
-    datasets.open_directory(tmp_path / 'copy')
+    directory_lib.open_directory(tmp_path / 'copy')
   assert caught.value.path == str(tmp_path / 'copy' / manifest_lib.STATISTICS_NAME)

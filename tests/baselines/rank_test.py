@@ -16,11 +16,12 @@ from baselines import scoring
 from baselines.serving import ranking as ranking_lib
 from baselines.training import runs
 from pipelines import convert
+from pipelines.conversion import options as options_lib
 from tests import testing
 from tpu_graphs import cli
 from tpu_graphs import hlo
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.hlo import protos
-from tpu_graphs.input import datasets
 from tpu_graphs.modules import feature_choices
 from tpu_graphs.modules import features
 from tpu_graphs.sources import candidates
@@ -307,8 +308,8 @@ def test_random_configs_need_hlo_and_layouts(folder, kind, capsys):
 def test_program_that_is_ranked_converts_as_well(folder, kind, program, tmp_path):
   (tmp_path / 'own.pb').write_bytes(program)
   convert.convert(inputs=[str(tmp_path / 'own.pb')], directory=str(tmp_path / 'data'),
-                  options=convert.ConvertOptions(collection=f'{kind}:own'))
-  splits = datasets.open_directory(str(tmp_path / 'data')).manifest.splits.values()
+                  options=options_lib.ConvertOptions(collection=f'{kind}:own'))
+  splits = directory_lib.open_directory(str(tmp_path / 'data')).manifest.splits.values()
   assert (sum(split.modules for split in splits), sum(split.configs for split in splits)) == (1, 0)
 
 

@@ -11,9 +11,9 @@ from baselines import scoring
 from baselines.models import parts
 from tests import testing
 from tpu_graphs import errors
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.dataset import records
 from tpu_graphs.dataset import statistics
-from tpu_graphs.input import datasets
 from tpu_graphs.metrics import metrics
 from tpu_graphs.sources import npz
 
@@ -30,7 +30,7 @@ def folder(kind, tmp_path_factory):
 def directory(folder, kind):
   """One config, more than a chunk of configs (and several records), a unicode name, no runtimes, failed runs."""
   failed = np.where(np.arange(10) % 3 == 0, 0, np.arange(10) * 100 + 5000)
-  return datasets.open_directory(testing.convert_arrays(folder, kind, {
+  return directory_lib.open_directory(testing.convert_arrays(folder, kind, {
       'train/one': _arrays(kind, 1, 1, 1), 'train/many-π': _arrays(kind, 3, scoring.CHUNK * 2 + 5, 2),
       'train/unmeasured': _arrays(kind, 2, 4, 3, config_runtime=np.zeros(4, np.int64)),
       'train/failed': _arrays(kind, 4, 10, 4, config_runtime=failed)}, records=records.RecordOptions(max_configs=70)))

@@ -8,6 +8,7 @@ import scipy.stats
 
 from baselines import submission as command
 from pipelines import convert
+from pipelines.conversion import options as options_lib
 from tests import testing
 from tpu_graphs import cli
 from tpu_graphs import errors
@@ -26,7 +27,7 @@ def _convert(folder, kind, sources, **options):
     np.savez(path, **arrays)
   directory = str(folder / 'data')
   options = {'collection': _COLLECTIONS[kind], 'records': records.RecordOptions(max_configs=50), **options}
-  convert.convert(inputs=[str(folder / 'raw')], directory=directory, options=convert.ConvertOptions(**options))
+  convert.convert(inputs=[str(folder / 'raw')], directory=directory, options=options_lib.ConvertOptions(**options))
   return directory
 
 

@@ -26,7 +26,7 @@ from baselines.training import trainer as trainer_lib
 from tests import testing
 from tpu_graphs import cli
 from tpu_graphs import errors
-from tpu_graphs.input import datasets
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.metrics import metrics
 
 pytestmark = pytest.mark.usefixtures('each_pipeline_made_once')
@@ -74,7 +74,7 @@ def _judged(run, data, split):
   """`metrics.summarize` of a run on a split."""
   scorer = scoring.make_scorer(run.model, run.kind)
   return metrics.summarize(scoring.judge(module, metrics.TOP_KS[run.kind]) for module in scoring.score_split(
-      scorer, datasets.open_directory(data), split) if module.is_measured)
+      scorer, directory_lib.open_directory(data), split) if module.is_measured)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from pipelines import convert
+from pipelines.conversion import description
 from tests import converting
 from tests import testing
 from tpu_graphs import errors
@@ -62,7 +62,7 @@ def test_bad_files_are_skipped(tmp_path):
   assert {row['path']: row['reason'] for row in rows} == {
       str(tmp_path / 'in' / name): reason for name, reason in reasons.items()}
   assert len(rows) == 3
-  text = convert.describe(manifest)
+  text = description.describe(manifest)
   assert all(f'1 input rejected (see rejected.jsonl): {reason}' in text for reason in reasons.values())
 
 

@@ -9,6 +9,8 @@ from apache_beam.io import filesystems
 import pytest
 
 from pipelines import convert
+from pipelines.conversion import inputs as inputs_lib
+from pipelines.conversion import options as options_lib
 from tests import testing
 from tpu_graphs import errors
 from tpu_graphs.dataset import records
@@ -49,7 +51,7 @@ def _write_dump(folder, *, suffixes=('hlo.pb',), stages=('before', 'after'), nam
 
 def _convert(inputs, directory, **options):
   """Split -> names of the programs in it."""
-  options = convert.ConvertOptions(**{'collection': 'layout:own', 'split': 'test', **options})
+  options = options_lib.ConvertOptions(**{'collection': 'layout:own', 'split': 'test', **options})
   manifest = convert.convert(inputs=[str(name) for name in inputs], directory=str(directory), options=options)
   assert manifest.options['hlo_stage'] == options.hlo_stage
   names = {split: [] for split in manifest.splits}
@@ -64,7 +66,7 @@ def _convert(inputs, directory, **options):
 
 def _matched(inputs, stage='after'):
   """The files of dumps that a conversion would read."""
-  found = convert.find_inputs([str(name) for name in inputs], 'layout:own', stage)
+  found = inputs_lib.find_inputs([str(name) for name in inputs], 'layout:own', stage)
   paths = [entry.path for result in filesystems.FileSystems.match(list(found.patterns))
            for entry in result.metadata_list]
   assert len(paths) == len(set(paths)) == found.files
@@ -99,7 +101,7 @@ def test_stages(tmp_path, suffixes):
 def test_job_does_not_name_the_files_of_a_dump(tmp_path, suffixes):
   dump = _write_dump(tmp_path, suffixes=suffixes)
   for stage, number in (('after', 1), ('before', 1), ('all', 2)):
-    patterns = convert.find_inputs([str(dump)], 'tile:own', stage).patterns
+    patterns = inputs_lib.find_inputs([str(dump)], 'tile:own', stage).patterns
     assert len(patterns) == number
     assert all('*' in pattern for pattern in patterns)
 
@@ -153,7 +155,7 @@ def test_stage_that_was_not_dumped(tmp_path):
 
 def test_unknown_stage():
   with pytest.raises(errors.InputError, match='--hlo_stage: unknown stage'):
-    convert.ConvertOptions(collection='tile:own', hlo_stage='middle')
+    options_lib.ConvertOptions(collection='tile:own', hlo_stage='middle')
 
 
 def test_text_by_name_or_glob(tmp_path):

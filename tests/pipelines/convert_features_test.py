@@ -11,16 +11,19 @@ import pytest
 import tensorflow as tf
 
 from pipelines import convert
+from pipelines.conversion import description
+from pipelines.conversion import options as options_lib
 from pipelines.conversion import output
 from tests import testing
 from tests import user_features
 from tpu_graphs import errors
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.dataset import manifest as manifest_lib
 from tpu_graphs.dataset import records
 from tpu_graphs.dataset import schema
 from tpu_graphs.dataset import statistics
 from tpu_graphs.hlo import protos
-from tpu_graphs.input import datasets
+from tpu_graphs.input import loading
 from tpu_graphs.modules import feature_choices
 from tpu_graphs.sources import readers
 
@@ -32,7 +35,7 @@ _TILES = str(testing.GOLDEN / 'corner/tile_sel.pb')
 def _convert(tmp_path, inputs, choices=feature_choices.PUBLISHED, *, collection='tile:own', name='o', **options):
   return convert.convert(
       inputs=[str(path) for path in inputs], directory=str(tmp_path / name),
-      options=convert.ConvertOptions(collection=collection, split='train', choices=choices, **options))
+      options=options_lib.ConvertOptions(collection=collection, split='train', choices=choices, **options))
 
 
 @pytest.fixture
@@ -66,7 +69,7 @@ def test_a_program_that_knows_the_schema_alone_reads_extra_features(tiles, tmp_p
   result = subprocess.run([sys.executable, _ROOT / 'docs/read_records.py', tmp_path / 'o'], check=True, text=True,
                           capture_output=True)
   assert len(result.stdout.splitlines()) == 5
-  for graph in datasets.load(str(tmp_path / 'o'), 'train'):
+  for graph in loading.load(str(tmp_path / 'o'), 'train'):
     assert graph.node_sets['op']['extra_feat'].shape == [graph.node_sets['op'].total_size, 3]
 
 
@@ -79,9 +82,9 @@ def test_flags_reach_the_options(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   assert _command('--extra_features=tests.user_features:degree', '--extra_features=tests.user_features:rank',
                   layout_padding=-1) == 0
-  assert datasets.open_directory('o').manifest.choices == _CHOICES
+  assert directory_lib.open_directory('o').manifest.choices == _CHOICES
   assert _command(output='p') == 0
-  assert datasets.open_directory('p').manifest.choices == feature_choices.PUBLISHED
+  assert directory_lib.open_directory('p').manifest.choices == feature_choices.PUBLISHED
 
 
 @pytest.mark.parametrize(('flags', 'code', 'words'), [
@@ -153,9 +156,9 @@ def test_unknown_opcodes_are_counted_over_all_modules(tmp_path, capsys):
   manifest = _convert(tmp_path, inputs, collection='layout:own')
   assert list(manifest.unknown_opcodes.items()) == [
       ('topk', 3), ('zeta', 2), ('', 1), ('alpha', 1), ('ragged-all-to-all', 1)]
-  assert datasets.open_directory(str(tmp_path / 'o')).manifest == manifest
+  assert directory_lib.open_directory(str(tmp_path / 'o')).manifest == manifest
   assert ("8 ops of unknown opcodes (id 0): topk 3, zeta 2, '' 1, alpha 1, ragged-all-to-all 1"
-          in convert.describe(manifest).splitlines())
+          in description.describe(manifest).splitlines())
 
 
 def test_many_unknown_opcodes(tmp_path):
@@ -164,7 +167,7 @@ def test_many_unknown_opcodes(tmp_path):
   expected = sorted({**dict.fromkeys(names[:120], 1), **{name[:100]: 2 for name in names[120:]}}.items(),
                     key=lambda pair: (-pair[1], pair[0]))
   assert list(manifest.unknown_opcodes.items()) == expected[:manifest_lib.MAX_UNKNOWN_OPCODES]
-  [line] = [line for line in convert.describe(manifest).splitlines() if 'unknown opcodes' in line]
+  [line] = [line for line in description.describe(manifest).splitlines() if 'unknown opcodes' in line]
   assert line.isprintable()
   assert line.endswith(', and 90 more in manifest.json')
 
@@ -172,7 +175,7 @@ def test_many_unknown_opcodes(tmp_path):
 def test_known_opcodes_need_no_word(tiles, tmp_path):
   manifest = _convert(tmp_path, tiles)
   assert manifest.unknown_opcodes == {}
-  assert 'opcode' not in convert.describe(manifest)
+  assert 'opcode' not in description.describe(manifest)
 
 
 def test_programs_without_configs_are_told(tmp_path):
@@ -181,5 +184,5 @@ def test_programs_without_configs_are_told(tmp_path):
   for paths, without in ((inputs[:1], 0), (inputs[:2], 1), (inputs, 2)):
     manifest = _convert(tmp_path, paths, collection='layout:own', name=f'o{without}')
     assert manifest.splits['train'].without_configs == without
-    lines = [line for line in convert.describe(manifest).splitlines() if 'without configs' in line]
+    lines = [line for line in description.describe(manifest).splitlines() if 'without configs' in line]
     assert [line.split(' without')[0] for line in lines] == [[], ['1 module'], ['2 modules']][without]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from pipelines import convert
+from pipelines.conversion import description
+from pipelines.conversion import inputs as inputs_lib
 from pipelines.conversion import steps
 from tests import converting
 from tests import testing
@@ -112,14 +113,14 @@ def test_test_files_are_unmeasured(tmp_path):
   (record,) = converting.read_split(tmp_path / 'o', 'test')
   features = converting.parse(record)
   assert features['context/config_runtime'] == features['context/config_runtime_normalizer'] == [-1] * 6
-  assert '1 unmeasured' in convert.describe(manifest)
+  assert '1 unmeasured' in description.describe(manifest)
 
 
 # Finding the input.
 
 
 def found(inputs, collection='tile:xla'):
-  return convert.find_inputs([str(name) for name in inputs], collection)
+  return inputs_lib.find_inputs([str(name) for name in inputs], collection)
 
 
 def test_tree_of_collections(tmp_path):

@@ -9,9 +9,10 @@ from apache_beam.internal import pickler
 from apache_beam.runners.portability.fn_api_runner import fn_runner
 import pytest
 
-from pipelines import convert
+from pipelines.conversion import inputs as inputs_lib
 from pipelines.conversion import output
 from pipelines.conversion import steps as steps_lib
+from pipelines.conversion import transform
 from tests import converting
 from tests import testing
 from tpu_graphs import errors
@@ -28,8 +29,8 @@ def tiles(tmp_path):
 def job(inputs, directory):
   """The pipeline of a conversion as a runner gets it, and label -> step."""
   pipeline = beam.Pipeline(fn_runner.FnApiRunner())
-  patterns = convert.find_inputs([str(name) for name in inputs], 'tile:xla').patterns
-  _ = pipeline | 'Patterns' >> beam.Create(patterns) | 'Convert' >> convert.Convert(str(directory), OPTIONS)
+  patterns = inputs_lib.find_inputs([str(name) for name in inputs], 'tile:xla').patterns
+  _ = pipeline | 'Patterns' >> beam.Create(patterns) | 'Convert' >> transform.Convert(str(directory), OPTIONS)
   proto = pipeline.to_runner_api()
   return proto, {step.unique_name: step for step in proto.components.transforms.values()}
 
@@ -60,7 +61,7 @@ def test_each_step_has_a_name(tiles):
 
 def test_transform_needs_a_number_of_shards():
   with pytest.raises(errors.InputError, match='number of shards missing'):
-    convert.Convert('/o', converting.options())
+    transform.Convert('/o', converting.options())
 
 
 FRESH = """

@@ -9,9 +9,11 @@ from apache_beam.runners.portability.fn_api_runner import fn_runner
 import numpy as np
 import pytest
 
-from pipelines import convert
+from pipelines.conversion import description
+from pipelines.conversion import options as options_lib
 from pipelines.conversion import output
 from pipelines.conversion import steps
+from pipelines.conversion import transform
 from tests import converting
 from tests import testing
 from tpu_graphs import errors
@@ -95,7 +97,7 @@ def test_nothing_is_far_enough_to_be_removed(layouts, tmp_path, rest):
   converting.run(layouts, tmp_path / 'whole', options(None))
   assert converting.read_all(tmp_path / 'o') == converting.read_all(tmp_path / 'whole')
   assert (manifest.removed_ops, manifest.removed_edges) == (0, 0)
-  assert 'removed' not in convert.describe(manifest)
+  assert 'removed' not in description.describe(manifest)
 
 
 def test_drop_is_the_default():
@@ -113,7 +115,7 @@ def test_wrong_options(kwargs, where):
 
 def test_tile_modules_have_nothing_to_keep():
   with pytest.raises(errors.InputError, match='tile modules have no configurable ops') as caught:
-    convert.ConvertOptions('tile:own', keep_hops=1)
+    options_lib.ConvertOptions('tile:own', keep_hops=1)
   assert caught.value.where == '--keep_hops'
 
 
@@ -199,7 +201,7 @@ def test_counters(layouts, tmp_path):
   directory = str(tmp_path / 'o')
   output.begin(directory, request={}, overwrite=False)
   pipeline = beam.Pipeline(fn_runner.FnApiRunner())
-  _ = pipeline | beam.Create([f'{layouts}/*.npz']) | convert.Convert(directory, options(0))
+  _ = pipeline | beam.Create([f'{layouts}/*.npz']) | transform.Convert(directory, options(0))
   result = pipeline.run()
   result.wait_until_finish()
   metrics = result.metrics().query(beam.metrics.MetricsFilter().with_namespace('convert'))

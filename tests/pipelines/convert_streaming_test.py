@@ -15,13 +15,16 @@ import numpy as np
 import pytest
 
 from pipelines import convert
+from pipelines.conversion import description
+from pipelines.conversion import options as options_lib
 from pipelines.conversion import output
 from pipelines.conversion import spill
 from pipelines.conversion import steps
+from pipelines.conversion import transform
 from tests import testing
 from tpu_graphs import errors
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.dataset import records
-from tpu_graphs.input import datasets
 from tpu_graphs.modules import selection
 from tpu_graphs.modules import streams
 from tpu_graphs.sources import npz
@@ -37,7 +40,7 @@ def save(path, arrays, how=np.savez_compressed):
 
 def run(inputs, directory, kind='tile', per_record=1000, max_record_bytes=1 << 20, **kwargs):
   own = {name: kwargs.pop(name) for name in ('overwrite', 'beam_args') if name in kwargs}
-  options = convert.ConvertOptions(COLLECTION[kind], records=records.RecordOptions(per_record, max_record_bytes),
+  options = options_lib.ConvertOptions(COLLECTION[kind], records=records.RecordOptions(per_record, max_record_bytes),
                                    **{'split': 'train', 'num_shards': 3, **kwargs})
   return convert.convert(inputs=[str(inputs)], directory=str(directory), options=options, **own)
 
@@ -91,7 +94,7 @@ def test_configs_are_selected(layouts, tmp_path, configs):
       np.testing.assert_array_equal(getattr(found[path.stem], name), getattr(module, name))
   assert manifest.splits['train'].configs == total
   assert (manifest.deduplicated_configs, manifest.sampled_out_configs) == (deduplicated, sampled_out)
-  text = convert.describe(manifest)
+  text = description.describe(manifest)
   assert (f'{deduplicated} configs left out: another of the module has the same features' in text) == bool(deduplicated)
   assert (f'{sampled_out} configs left out: not in the sample of its module' in text) == bool(sampled_out)
   statistics = json.loads((tmp_path / 'o/statistics.json').read_text())['features']
@@ -103,7 +106,7 @@ def test_options_are_in_the_manifest(layouts, tmp_path):
       max_configs=7, sampling='spread', dedup='min'))
   names = ('max_array_bytes', 'max_configs', 'config_sampling', 'dedup_configs')
   assert [manifest.options[name] for name in names] == [10**6, 7, 'spread', 'min']
-  datasets.open_directory(str(tmp_path / 'o'))
+  directory_lib.open_directory(str(tmp_path / 'o'))
 
 
 def test_bytes_do_not_depend_on_blocks_or_temporary_files(layouts, tmp_path, monkeypatch):
@@ -158,7 +161,7 @@ def test_elements_are_small_and_memory_is_bounded(tmp_path, monkeypatch):
   path = save(tmp_path / 'm.npz', testing.layout_arrays(
       c=8000, node_config_ids=np.zeros(128, int), node_config_feat=np.ones((8000, 128, 18), np.float32)))
   directory = str(tmp_path / 'o')
-  options = convert.ConvertOptions('layout:own', split='train', num_shards=1,
+  options = options_lib.ConvertOptions('layout:own', split='train', num_shards=1,
                                    records=records.RecordOptions(max_configs=100))
   read, write = steps.ReadModules(directory, options), steps.WriteShard(directory)
   tracemalloc.start()
@@ -315,7 +318,7 @@ def test_listing_of_wholly_bad_input(tmp_path):
 @pytest.mark.parametrize('share', [-0.1, 1.1, float('nan')])
 def test_no_share(share):
   with pytest.raises(errors.InputError, match='no share'):
-    convert.ConvertOptions('tile:own', max_rejected_fraction=share)
+    options_lib.ConvertOptions('tile:own', max_rejected_fraction=share)
 
 
 # Other file systems.
@@ -413,9 +416,9 @@ def test_counters(layouts, tmp_path):
   (layouts / 'zero.npz').write_bytes(b'')
   directory = str(tmp_path / 'o')
   output.begin(directory, request={}, overwrite=False)
-  options = convert.ConvertOptions('layout:own', split='train', num_shards=1, on_error='skip')
+  options = options_lib.ConvertOptions('layout:own', split='train', num_shards=1, on_error='skip')
   pipeline = beam.Pipeline(fn_runner.FnApiRunner())
-  _ = pipeline | beam.Create([f'{layouts}/*.npz']) | convert.Convert(directory, options)
+  _ = pipeline | beam.Create([f'{layouts}/*.npz']) | transform.Convert(directory, options)
   result = pipeline.run()
   result.wait_until_finish()
   metrics = result.metrics().query(beam.metrics.MetricsFilter().with_namespace('convert'))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from pipelines import convert
+from pipelines.conversion import description
 from pipelines.conversion import spill
 from pipelines.conversion import steps
 from tests import converting
@@ -38,7 +39,7 @@ def test_tile_protobuf(tmp_path):
   assert sum(len(features['context/config_runtime']) for features in parsed) == 752
   assert all(min(features['context/config_runtime']) >= 2 for features in parsed)
   assert all(min(features['context/config_runtime_normalizer']) >= 1 for features in parsed)
-  text = convert.describe(manifest)
+  text = description.describe(manifest)
   assert all(f'{count} run{"s" if count > 1 else ""} dropped: {reason}' in text
              for reason, count in manifest.dropped_runs.items())
 

@@ -19,6 +19,9 @@ from apache_beam.transforms import environments
 import pytest
 
 from pipelines import convert
+from pipelines.conversion import inputs as inputs_lib
+from pipelines.conversion import options as options_lib
+from pipelines.conversion import transform
 from pipelines.runners import beam as beam_lib
 from tests import testing
 from tpu_graphs import errors
@@ -40,9 +43,9 @@ def no_network(monkeypatch):
 def add_steps(tmp_path):
   """Adds a conversion of `tmp_path` to a pipeline."""
   def add(pipeline, directory='gs://bucket/data'):
-    patterns = convert.find_inputs([str(tmp_path)], 'tile:x').patterns
-    options = convert.ConvertOptions(collection='tile:x', num_shards=10)
-    _ = pipeline | 'Patterns' >> beam.Create(patterns) | 'Convert' >> convert.Convert(directory, options)
+    patterns = inputs_lib.find_inputs([str(tmp_path)], 'tile:x').patterns
+    options = options_lib.ConvertOptions(collection='tile:x', num_shards=10)
+    _ = pipeline | 'Patterns' >> beam.Create(patterns) | 'Convert' >> transform.Convert(directory, options)
   return add
 
 

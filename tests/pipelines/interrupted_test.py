@@ -14,7 +14,7 @@ import pytest
 
 from tests import testing
 from tpu_graphs import errors
-from tpu_graphs.input import datasets
+from tpu_graphs.dataset import directory as directory_lib
 
 ROOT = testing.GOLDEN.parents[1]
 FILES = 250  # Some seconds of work.
@@ -84,7 +84,7 @@ def check_that_it_is_interrupted(directory) -> None:
   assert (directory / 'in_progress.json').exists()
   assert not (directory / 'manifest.json').exists()
   with pytest.raises(errors.InputError):
-    datasets.open_directory(str(directory))
+    directory_lib.open_directory(str(directory))
 
 
 def test_at_random_moments(raw, undisturbed, tmp_path):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pipelines import convert
+from pipelines.conversion import options as options_lib
 from tests import testing
 from tpu_graphs.dataset import records
 
@@ -30,7 +31,7 @@ def test_reads_what_convert_writes(mk, kind, tmp_path):
   for stem, split, sizes in (('é', 'train', {'n': 4, 'c': 6}), ('one', 'valid', {'n': 1, 'c': 1})):
     (tmp_path / split).mkdir()
     np.savez_compressed(tmp_path / split / f'{stem}.npz', **mk(**sizes, **({'nc': 1} if kind == 'layout' else {})))
-  options = convert.ConvertOptions(collection=f'{kind}:x', records=records.RecordOptions(max_configs=3))
+  options = options_lib.ConvertOptions(collection=f'{kind}:x', records=records.RecordOptions(max_configs=3))
   convert.convert(inputs=[str(tmp_path)], directory=str(tmp_path / 'out'), options=options)
   result = subprocess.run([sys.executable, _PROGRAM, tmp_path / 'out'], check=True, capture_output=True,
                           encoding='utf-8', env={**os.environ, 'PYTHONIOENCODING': 'utf-8'})

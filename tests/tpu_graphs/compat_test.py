@@ -107,7 +107,7 @@ def test_what_needs_no_tensorflow_works_with_any(tmp_path):
 @newer_only
 @pytest.mark.slow
 def test_tells_of_keras_3_in_use():
-  result = _python('import tensorflow as tf; tf.keras.layers; from tpu_graphs.input import datasets')
+  result = _python('import tensorflow as tf; tf.keras.layers; from tpu_graphs.input import loading')
   assert result.returncode == 1
   assert re.search(r'tf\.keras is Keras 3: found 3\..*, expected Keras 2; set TF_USE_LEGACY_KERAS=1', result.stderr)
 
@@ -115,7 +115,7 @@ def test_tells_of_keras_3_in_use():
 @pytest.mark.slow
 @pytest.mark.parametrize('statement', ['import baselines',
                                        'from tpu_graphs.dataset import schema; schema.graph_spec("tile")',
-                                       'import tensorflow; from tpu_graphs.input import datasets'])
+                                       'import tensorflow; from tpu_graphs.input import loading'])
 def test_any_first_import_selects_keras_2(statement):
   result = _python(f'{statement}\nimport tensorflow as tf\nprint(tf.keras.layers.Layer.__module__)')
   assert result.stdout.partition('.')[0] == ('tf_keras' if _NEWER else 'keras'), result.stderr

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests import testing as testing_lib
 from tpu_graphs import testing
 from tpu_graphs.compat import tfgnn
-from tpu_graphs.input import datasets
+from tpu_graphs.input import loading
 from tpu_graphs.modules import module as module_lib
 
 _VECTOR = tf.TensorSpec([4], tf.float32)
@@ -106,7 +106,7 @@ def graph(request):
     arrays['node_config_feat'] = arrays['node_config_feat'].astype(np.int8)
   arrays |= {'node_splits': np.array([0, 5]), 'config_id': np.arange(3)}
   module = module_lib.Module(module_id='m', kind=request.param, **arrays)
-  (graph,) = datasets.of_module(module, configs_per_module=3)
+  (graph,) = loading.of_module(module, configs_per_module=3)
   return graph
 
 
@@ -117,7 +117,7 @@ def _ops(graph):
 def test_leaves_of_graphs_have_names(graph):
   with pytest.raises(AssertionError, match='spec/context/module_id: found a string'):
     testing.assert_tpu_ready(_ops, graph.spec)
-  without = datasets.without_strings(graph)
+  without = loading.without_strings(graph)
   testing.assert_tpu_ready(_ops, without.spec, inputs=[without])
   relaxed = without.spec.relax(num_nodes=True)
   with pytest.raises(AssertionError, match=r'spec/(op|config_op)/\w+: found shape \(None,'):

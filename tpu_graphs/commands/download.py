@@ -13,7 +13,8 @@ import os
 import sys
 
 from tpu_graphs import cli
-from tpu_graphs.dataset import manifest as manifest_lib
+from tpu_graphs import terminal
+from tpu_graphs.modules import module as module_lib
 from tpu_graphs.sources import download
 from tpu_graphs.sources import transfer
 
@@ -24,7 +25,7 @@ def _define_flags(flag_values) -> None:
                             f'{download.ALL}; several separated by commas or in several --collection.',
                             flag_values=flag_values)
   flags.DEFINE_string('output', None, 'Folder to write; the files go to its folder npz.', flag_values=flag_values)
-  flags.DEFINE_string('split', ','.join(manifest_lib.SPLITS), 'Splits to download, separated by commas.',
+  flags.DEFINE_string('split', ','.join(module_lib.SPLITS), 'Splits to download, separated by commas.',
                       flag_values=flag_values)
   flags.DEFINE_bool('dry_run', False, 'Show the sizes and stop.', flag_values=flag_values)
   flags.DEFINE_bool('keep_archives', False, 'Keep the archives beside what is unpacked from them.',
@@ -44,7 +45,7 @@ def _job(flag_values, _) -> int:
   if flag_values.dry_run:
     plan.check_disk()
     return 0
-  download.run(plan, progress=transfer.Progress(sys.stderr), tell=lambda line: print(line, flush=True))
+  download.run(plan, progress=terminal.Progress(sys.stderr), tell=lambda line: print(line, flush=True))
   for collection in dict.fromkeys(part.collection for part in parts):
     print(f'next: {cli.PROGRAM} convert --collection={collection} --input={os.path.join(flag_values.output, "npz")} '
           '--output=…')

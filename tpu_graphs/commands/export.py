@@ -14,7 +14,7 @@ import time
 
 from tpu_graphs import cli
 from tpu_graphs.dataset import export
-from tpu_graphs.dataset import manifest
+from tpu_graphs.modules import module as module_lib
 
 
 def _define_flags(flag_values) -> None:
@@ -23,7 +23,7 @@ def _define_flags(flag_values) -> None:
   flags.DEFINE_string('output', None, 'Local folder to write into.', flag_values=flag_values)
   flags.DEFINE_enum('format', None, export.FORMS, 'npz files as published, or pyg: files of torch.save that hold a '
                     'torch_geometric.data.Data each.', flag_values=flag_values)
-  flags.DEFINE_enum('split', None, manifest.SPLITS, 'Split to write. Default: all.', flag_values=flag_values)
+  flags.DEFINE_enum('split', None, module_lib.SPLITS, 'Split to write. Default: all.', flag_values=flag_values)
   flags.DEFINE_bool('overwrite', False, 'Replace what an earlier export has written of these splits.',
                     flag_values=flag_values)
   for name in ('data', 'output', 'format'):

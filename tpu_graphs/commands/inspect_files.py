@@ -21,6 +21,7 @@ from typing import Any
 from tpu_graphs import cli
 from tpu_graphs import errors
 from tpu_graphs import hlo
+from tpu_graphs import terminal
 from tpu_graphs.modules import module as module_lib
 from tpu_graphs.sources import readers
 from tpu_graphs.views import drawing
@@ -63,20 +64,20 @@ def describe(files: Mapping[str, summary.FileSummary], *, max_rows: int | None =
   skipped = summary.merge_counts(file.skipped for file in parts)
   if len(files) > 1:
     folder = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in files])
-    lines = [f'{summary.plural(len(files), "file")} in {folder}']
+    lines = [f'{terminal.plural(len(files), "file")} in {folder}']
     header = ['\nfile', '\ntype', '\nmodules']
-    rows = [[summary.printable(os.path.relpath(path, folder)), _type(file), f'{len(file.modules):,}',
+    rows = [[terminal.printable(os.path.relpath(path, folder)), _type(file), f'{len(file.modules):,}',
              *(_COLUMNS[title](file.total) for title in _FILE_COLUMNS)] for path, file in files.items()]
     last = ['total', '', f'{len(modules):,}', *(_COLUMNS[title](total) for title in _FILE_COLUMNS)]
     lines += _table([*header, *_FILE_COLUMNS], rows, last, num_names=2, max_rows=max_rows)
   else:
     ((path, file),) = files.items()
     kinds = ' and '.join(_kinds(file))
-    lines = [f'{summary.printable(path)}: {file.type_name}, {summary.plural(len(modules), f"{kinds} module".lstrip())}']
+    lines = [f'{terminal.printable(path)}: {file.type_name}, {terminal.plural(len(modules), f"{kinds} module".lstrip())}']
     if len(modules) == 1:
       lines += _detail(modules[0])
     elif modules:
-      rows = [[summary.printable(module.module_id), *(text(module) for text in _COLUMNS.values())]
+      rows = [[terminal.printable(module.module_id), *(text(module) for text in _COLUMNS.values())]
               for module in modules]
       last = ['total', *(text(total) for text in _COLUMNS.values())]
       lines += _table(['\nmodule', *_COLUMNS], rows, last, num_names=1, max_rows=max_rows)
@@ -89,11 +90,11 @@ def _detail(module: summary.ModuleSummary) -> list[str]:
   if module.configs:
     measured = {0: 'none', module.configs: 'all'}.get(module.measured, f'{module.measured:,}')
     configs = f'{module.configs:,}, {module.distinct_configs:,} distinct, {measured} measured'
-  lines = _entry('module', summary.printable(module.module_id))
-  lines += _entry('graph', f'{summary.plural(module.ops, "op")}, {summary.plural(module.edges, "edge")}, '
-                  f'{summary.plural(module.computations, "computation")}')
+  lines = _entry('module', terminal.printable(module.module_id))
+  lines += _entry('graph', f'{terminal.plural(module.ops, "op")}, {terminal.plural(module.edges, "edge")}, '
+                  f'{terminal.plural(module.computations, "computation")}')
   if module.kind == 'layout':
-    lines += _entry('configurable', summary.plural(module.config_ops, 'op'))
+    lines += _entry('configurable', terminal.plural(module.config_ops, 'op'))
   lines += _entry('configs', configs)
   if module.measured:
     lines += _entry('runtime', f'{_duration(module.fastest_ns)} to {_duration(module.slowest_ns)}')
@@ -108,7 +109,7 @@ def _counts(total: summary.Contents, skipped: Mapping[str, int]) -> list[str]:
   if len(opcodes) > _MAX_OPCODES:
     opcodes[_MAX_OPCODES:] = [f'and {len(opcodes) - _MAX_OPCODES:,} other opcodes']
   lines = _entry('opcodes', *opcodes)
-  lines += _entry('unknown', *(f'{count:,} {summary.printable(name) or "(no name)"}'
+  lines += _entry('unknown', *(f'{count:,} {terminal.printable(name) or "(no name)"}'
                                for name, count in total.unknown_opcodes.items()))
   lines += _entry('dropped runs', *(f'{reason}: {count:,}' for reason, count in total.dropped_runs.items()))
   return lines + _entry('skipped', *(f'{reason}: {count:,}' for reason, count in skipped.items()))
@@ -197,7 +198,7 @@ def draw(extraction: hlo.Extraction, *, max_ops: int = drawing.MAX_OPS) -> str:
   """
   modules = extraction.modules
   if len(modules) != 1:
-    raise errors.InputError('not one module to draw', found=summary.plural(len(modules), 'module'),
+    raise errors.InputError('not one module to draw', found=terminal.plural(len(modules), 'module'),
                             expected=f'--module={_names(modules)}' if modules else 'a file with a module')
   return drawing.dot(modules[0], max_ops=max_ops)
 

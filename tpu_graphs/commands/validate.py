@@ -13,8 +13,8 @@ import json
 import sys
 
 from tpu_graphs import cli
+from tpu_graphs import terminal
 from tpu_graphs.dataset import validation
-from tpu_graphs.sources import transfer
 
 
 def _define_flags(flag_values) -> None:
@@ -28,7 +28,7 @@ def _define_flags(flag_values) -> None:
 def _job(flag_values, paths: list[str]) -> int:
   reports = []
   for path in paths:
-    report = validation.validate(path, num_workers=flag_values.num_workers, progress=transfer.Progress(sys.stderr))
+    report = validation.validate(path, num_workers=flag_values.num_workers, progress=terminal.Progress(sys.stderr))
     reports.append(report)
     if not flag_values.json:
       print(report.describe(), flush=True)

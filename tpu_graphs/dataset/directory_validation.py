@@ -17,11 +17,11 @@ import google_crc32c
 import numpy as np
 
 from tpu_graphs import errors
+from tpu_graphs.dataset import checks
 from tpu_graphs.dataset import manifest as manifest_lib
 from tpu_graphs.dataset import records
 from tpu_graphs.dataset import schema
 from tpu_graphs.dataset import statistics as statistics_lib
-from tpu_graphs.dataset import validation
 from tpu_graphs.modules import module as module_lib
 
 _BLOCK_BYTES = 16 << 20
@@ -59,7 +59,7 @@ class _Task:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Record(validation.Found):
+class _Record(checks.Found):
   """What is kept of a record.
 
   Attributes:
@@ -143,24 +143,24 @@ def _unpack(packed: bytes) -> np.ndarray:
   return np.cumsum(np.frombuffer(zlib.decompress(packed), np.int64))
 
 
-def validate_directory(path: str, read: Callable[..., Iterator[_Result]]) -> validation.Report:
-  """Checks a dataset directory; `read` is `validation.in_processes` with its options."""
+def validate_directory(path: str, read: Callable[..., Iterator[_Result]]) -> checks.Report:
+  """Checks a dataset directory; `read` is `checks.in_processes` with its options."""
   import tensorflow as tf  # These here, so that other processes need not load TensorFlow.
 
-  from tpu_graphs.input import datasets
+  from tpu_graphs.dataset import directory as directory_lib
   try:
-    manifest = datasets.read_manifest(path)
+    manifest = directory_lib.read_manifest(path)
   except errors.InputError as error:
-    return validation.Report(path, 'dataset directory', (), (error,))
+    return checks.Report(path, 'dataset directory', (), (error,))
   num_extra, content = manifest.choices.num_extra, None
-  faults = list(datasets.shard_faults(path, manifest))
+  faults = list(directory_lib.shard_faults(path, manifest))
   unfit = {fault.path for fault in faults}  # Shards whose records need not be those that were counted.
   try:
-    content = datasets.read_statistics(os.path.join(path, manifest_lib.STATISTICS_NAME), num_extra=num_extra)
+    content = directory_lib.read_statistics(os.path.join(path, manifest_lib.STATISTICS_NAME), num_extra=num_extra)
   except errors.InputError as error:
     faults.append(error)
   for check in (_schema_faults, _rejected_faults):
-    faults += check(path, manifest, datasets.read_text)
+    faults += check(path, manifest, directory_lib.read_text)
   tasks = [_Task(path, shard, manifest.kind, num_extra, split == 'train' and content is not None)
            for split, counts in manifest.splits.items() for shard in counts.shards]
   tasks = [task for task in tasks if tf.io.gfile.exists(task.path)]
@@ -181,8 +181,8 @@ def validate_directory(path: str, read: Callable[..., Iterator[_Result]]) -> val
        'configs': sum(module.configs for module in total.modules.values()), 'records': total.records,
        'shards': len(manifest.splits[split].shards), 'bytes': manifest.splits[split].bytes}
       for split, total in totals.items()]
-  leaks = validation.leaks(path, {split: total.modules.values() for split, total in totals.items()})
-  return validation.Report(path, f'dataset directory of {manifest.collection}', tuple(rows), tuple(faults),
+  leaks = checks.leaks(path, {split: total.modules.values() for split, total in totals.items()})
+  return checks.Report(path, f'dataset directory of {manifest.collection}', tuple(rows), tuple(faults),
                            tuple(leaks))
 
 

@@ -32,8 +32,7 @@ from tpu_graphs.sources import npz
 if TYPE_CHECKING:
   import torch_geometric
 
-  from tpu_graphs.input import datasets
-
+  from tpu_graphs.dataset import directory as directory_lib
 INDEX_NAME = 'index.json'
 FORMAT_VERSION = 1  # Of the index.
 _Place = tuple[str, int]  # Path of a shard, and the position in it where a record begins.
@@ -131,7 +130,7 @@ def export(data: str | os.PathLike[str], output: str | os.PathLike[str], *, form
     InputError: the dataset is damaged or has no such split, the output exists or cannot be written, a module's name is
       no file name, or PyTorch Geometric is not installed.
   """
-  from tpu_graphs.input import datasets  # Here, since it loads TensorFlow.
+  from tpu_graphs.dataset import directory as directory_lib  # Here, since it loads TensorFlow.
   if form not in FORMS:
     raise errors.InputError('unknown form', found=repr(form), expected=' or '.join(FORMS))
   if form == 'pyg':
@@ -139,7 +138,7 @@ def export(data: str | os.PathLike[str], output: str | os.PathLike[str], *, form
   if not os.fspath(output) or '://' in os.fspath(output):
     raise errors.InputError('output is no local folder', found=repr(os.fspath(output)), expected='a path without ://',
                             fix='export to a local folder and copy it from there')
-  directory = datasets.open_directory(data)
+  directory = directory_lib.open_directory(data)
   root = pathlib.Path(output)
   collection = directory.manifest.collection
   parent = root.joinpath(form, *(_check_file_name(part, 'collection') for part in collection.split(':')))
@@ -223,7 +222,7 @@ def _open_shard(path: str) -> Iterator[BinaryIO]:
       raise errors.InputError('cannot read file', found=' '.join(str(error).split())) from error
 
 
-def _find_records(directory: datasets.DatasetDirectory, split: str) -> dict[str, list[_Place]]:
+def _find_records(directory: directory_lib.DatasetDirectory, split: str) -> dict[str, list[_Place]]:
   """`module_id` -> where its records are; every checksum is checked."""
   places: dict[str, list[_Place]] = {}
   for shard in directory.split(split).shards:
@@ -237,7 +236,7 @@ def _find_records(directory: datasets.DatasetDirectory, split: str) -> dict[str,
   return places
 
 
-def _write_split(directory: datasets.DatasetDirectory, name: str, places: Mapping[str, Sequence[_Place]], form: str,
+def _write_split(directory: directory_lib.DatasetDirectory, name: str, places: Mapping[str, Sequence[_Place]], form: str,
                  folder: pathlib.Path) -> Split:
   """Writes the modules of a split and their index into a new `folder`."""
   folder.mkdir(parents=True)

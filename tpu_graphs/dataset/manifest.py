@@ -17,7 +17,6 @@ SCHEMA_NAME = 'schema.pbtxt'
 STATISTICS_NAME = 'statistics.json'
 REJECTED_NAME = 'rejected.jsonl'
 MAX_UNKNOWN_OPCODES = 100
-SPLITS = ('train', 'valid', 'test')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,12 +25,6 @@ NUM_COLUMNS = {'feat': features.NUM_NODE_FEATURES, 'config_feat': features.NUM_T
                'node_config_feat': features.NUM_LAYOUT_FEATURES}
 
 
-def signed_log(x: np.ndarray) -> np.ndarray:
-  """sign(x) * log1p(|x|), float64."""
-  x = np.asarray(x, np.float64)
-  return np.sign(x) * np.log1p(np.abs(x))
-
-
 @dataclasses.dataclass(frozen=True)
 class Moments:
   """Minimum, maximum, mean and sum of squared deviations of `count` rows, each float64 [columns].
@@ -138,13 +132,13 @@ class Accumulator:
     if self._kind == 'layout':
       levels = np.repeat(np.arange(-128.0, 128.0)[:, np.newaxis], features.NUM_LAYOUT_FEATURES, axis=1)
       configs = Statistics({'node_config_feat': Moments.of(levels, self._counts)},
-                           {'node_config_feat': Moments.of(signed_log(levels), self._counts)})
+                           {'node_config_feat': Moments.of(features.signed_log(levels), self._counts)})
     return Statistics({**self._graph.plain, **configs.plain}, {**self._graph.log, **configs.log})
 
 
 def _moments(values: Mapping[str, np.ndarray]) -> Statistics:
   return Statistics({name: Moments.of(array) for name, array in values.items()},
-                    {name: Moments.of(signed_log(array)) for name, array in values.items()})
+                    {name: Moments.of(features.signed_log(array)) for name, array in values.items()})
 
 
 def merge_all(parts: Iterable[Statistics]) -> Statistics | None:

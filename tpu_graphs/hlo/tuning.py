@@ -23,7 +23,6 @@ from tpu_graphs.hlo import text
 from tpu_graphs.modules import feature_choices
 from tpu_graphs.modules import features
 from tpu_graphs.modules import module as module_lib
-from tpu_graphs.sources import npz
 
 # Why a run is not among the configs of its module.
 RUN_FAILED = 'run failed (error set)'
@@ -93,7 +92,7 @@ def from_bytes(data: bytes, *, kind: str | None = None, name: str = '<bytes>',
 
 def read(data: bytes, *, kind: str | None = None, name: str = '<bytes>',
          choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
-         max_array_bytes: int = npz.DEFAULT_MAX_ARRAY_BYTES) -> Extraction:
+         max_array_bytes: int = module_lib.DEFAULT_MAX_ARRAY_BYTES) -> Extraction:
   """The modules in the bytes of a file of HLO.
 
   A `TuningData` holds tile modules, a `ModuleTuningData` one layout module. A program without runs, that is an

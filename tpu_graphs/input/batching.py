@@ -35,9 +35,10 @@ import tensorflow as tf
 
 from tpu_graphs import errors
 from tpu_graphs.compat import tfgnn
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.dataset import records
-from tpu_graphs.input import datasets
 from tpu_graphs.input import decoding
+from tpu_graphs.input import loading
 from tpu_graphs.input import packing
 from tpu_graphs.modules import module as module_lib
 
@@ -48,7 +49,7 @@ _FOR_RANGES = 1 << 32  # Beyond the number of any pack.
 _UNCONVERTED = tf.autograph.experimental.do_not_convert  # Converting what TF-GNN does would take seconds.
 
 
-def batches(directory: datasets.DatasetDirectory | str | os.PathLike[str], split: str, options: BatchOptions, *,
+def batches(directory: directory_lib.DatasetDirectory | str | os.PathLike[str], split: str, options: BatchOptions, *,
             epoch: int = 0, first_batch: int = 0, epochs: int | None = None, packs: int = 1, replicas: int = 1,
             num_inputs: int = 1, input_index: int = 0, chunked: bool = False, with_ids: bool = False
             ) -> tf.data.Dataset:
@@ -74,7 +75,7 @@ def batches(directory: datasets.DatasetDirectory | str | os.PathLike[str], split
     with_ids: whether there is `module_id`.
 
   Raises:
-    InputError: see `datasets.open_directory` and `packing.Plan`; or there is no such input.
+    InputError: see `directory_lib.open_directory` and `packing.Plan`; or there is no such input.
   """
   plan = plan_of(directory, split, options, packs=packs, replicas=replicas, num_inputs=num_inputs, chunked=chunked)
   if not 0 <= input_index < num_inputs:
@@ -91,19 +92,19 @@ def batches(directory: datasets.DatasetDirectory | str | os.PathLike[str], split
   return elements.prefetch(tf.data.AUTOTUNE)
 
 
-def plan_of(directory: datasets.DatasetDirectory | str | os.PathLike[str], split: str, options: BatchOptions,
+def plan_of(directory: directory_lib.DatasetDirectory | str | os.PathLike[str], split: str, options: BatchOptions,
             **arguments: Any) -> packing.Plan:
   """The `packing.Plan` that `batches` follows with the same arguments: how many there are, of what sizes.
 
   Raises:
     InputError: see `batches`.
   """
-  if not isinstance(directory, datasets.DatasetDirectory):
-    directory = datasets.open_directory(directory)
+  if not isinstance(directory, directory_lib.DatasetDirectory):
+    directory = directory_lib.open_directory(directory)
   return packing.Plan(directory, split, options, **arguments)
 
 
-def batches_per_epoch(directory: datasets.DatasetDirectory | str | os.PathLike[str], split: str, options: BatchOptions,
+def batches_per_epoch(directory: directory_lib.DatasetDirectory | str | os.PathLike[str], split: str, options: BatchOptions,
                       *, epoch: int = 0, **arguments: Any) -> int:
   """How many global batches `batches` gives in an epoch with the same arguments; epochs differ a little.
 
@@ -131,7 +132,7 @@ def _packs(plan: packing.Plan, epoch: tf.Tensor, input_index: int, first: tf.Ten
   """Elements of an epoch as serialized records, from number `first`, int64 scalar, on."""
   packs = plan.packs
   planned = plan.epoch(epoch, input_index)
-  seed = datasets.mix(plan.options.seed, epoch, _FOR_SAMPLES + input_index)
+  seed = loading.mix(plan.options.seed, epoch, _FOR_SAMPLES + input_index)
   bounds = planned.pack_starts[::packs]  # In items, [number of elements + 1].
   shards = plan.directory.split(plan.split)
   in_turn = tf.data.Dataset.from_tensor_slices(planned.files).batch(packing.CYCLE).flat_map(

@@ -13,7 +13,7 @@ import dataclasses
 import tensorflow as tf
 
 from tpu_graphs.compat import tfgnn
-from tpu_graphs.input import datasets
+from tpu_graphs.input import loading
 from tpu_graphs.modules import features
 from tpu_graphs.modules import module as module_lib
 
@@ -114,7 +114,7 @@ class Decoder:
       [target] = ends(['edges/configures.#target'], 'config_ops')
       source = tf.ensure_shape(tf.range(totals['config_ops']), target.shape)
       node_sets['config_op'] = tfgnn.NodeSet.from_fields(
-          sizes=sizes['config_ops'], features={'config_feat': pad(layouts, 'config_ops', datasets.NO_LAYOUT)})
+          sizes=sizes['config_ops'], features={'config_feat': pad(layouts, 'config_ops', loading.NO_LAYOUT)})
       edge_sets['configures'] = tfgnn.EdgeSet.from_fields(
           sizes=sizes['config_ops'], features={},
           adjacency=tfgnn.Adjacency.from_indices(('config_op', source), ('op', target)))
@@ -139,11 +139,11 @@ class Decoder:
     """Context features of the chosen configs, [B, K, ...]."""
     starts = row_starts(parsed['context/config_id'].row_splits, self.components)
     rows = tf.where(real, chosen + starts[:, tf.newaxis], 0)
-    names = [name for name in datasets.CONFIG_FILLERS if f'context/{name}' in parsed]
+    names = [name for name in loading.CONFIG_FILLERS if f'context/{name}' in parsed]
     numbers = _never_empty(tf.stack([parsed[f'context/{name}'].flat_values for name in names]), axis=1)
-    values = tf.where(real, tf.gather(numbers, rows, axis=1), datasets.PADDING)
+    values = tf.where(real, tf.gather(numbers, rows, axis=1), loading.PADDING)
     context = dict(zip(names, tf.unstack(values, num=len(names)), strict=True))
-    context['relative_runtime'] = datasets.relative_runtimes(context)
+    context['relative_runtime'] = loading.relative_runtimes(context)
     if self.kind == 'tile':
       feats = tf.reshape(parsed['context/config_feat'].flat_values, [-1, features.NUM_TILE_FEATURES])
       context['config_feat'] = tf.where(real[..., tf.newaxis], tf.gather(_never_empty(feats, axis=0), rows), 0.0)
@@ -192,7 +192,7 @@ def sample_configs(parsed: Parsed, draws: tf.Tensor, *, components: int, configs
 def _ranks(parsed: Parsed) -> tf.Tensor:
   """The rank of each config in its record, int32 [sum of C]: 0 for the fastest, and the earlier one of equals first."""
   runtime = parsed['context/config_runtime']
-  relative = datasets.relative_runtimes({
+  relative = loading.relative_runtimes({
       name: parsed[f'context/{name}'].flat_values for name in ('config_runtime', 'config_runtime_normalizer')
       if f'context/{name}' in parsed})
   rows = runtime.value_rowids()
@@ -270,4 +270,4 @@ def _layouts(parsed: Parsed, chosen: tf.Tensor, real: tf.Tensor) -> tf.Tensor:
   decoded = tf.io.decode_raw(tf.strings.reduce_join(slices, 0), tf.int8)
   layouts = tf.reshape(decoded, [configs, tf.shape(config_ops.flat_values)[0], features.NUM_LAYOUT_FEATURES])
   mask = tf.gather(real, config_ops.value_rowids())[..., tf.newaxis]
-  return tf.where(mask, tf.transpose(layouts, [1, 0, 2]), tf.constant(datasets.NO_LAYOUT, tf.int8))
+  return tf.where(mask, tf.transpose(layouts, [1, 0, 2]), tf.constant(loading.NO_LAYOUT, tf.int8))

@@ -17,9 +17,10 @@ import numpy as np
 import tensorflow as tf
 
 from tpu_graphs import errors
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.dataset import manifest as manifest_lib
-from tpu_graphs.input import datasets
 from tpu_graphs.input import decoding
+from tpu_graphs.input import loading
 from tpu_graphs.modules import module as module_lib
 
 CYCLE = 16  # Shards that are read by turns.
@@ -66,7 +67,7 @@ def by_turns(files: tf.data.Dataset, read: Callable[..., tf.data.Dataset], shard
 
 
 @functools.lru_cache(maxsize=4)
-def read_sizes(directory: datasets.DatasetDirectory, split: str) -> RecordSizes:
+def read_sizes(directory: directory_lib.DatasetDirectory, split: str) -> RecordSizes:
   """Reads the sizes of all records of a split.
 
   Raises:
@@ -101,14 +102,14 @@ def read_sizes(directory: datasets.DatasetDirectory, split: str) -> RecordSizes:
   return RecordSizes(rows[:, 0], position, rows[:, 1:4], rows[:, 4], rows[:, 5] > 0)
 
 
-def _over_records(directory: datasets.DatasetDirectory, split: str, function) -> Iterator:
+def _over_records(directory: directory_lib.DatasetDirectory, split: str, function) -> Iterator:
   """What `function` makes of (number of the shard, some of its records, string [b]), each shard in its order."""
   shards = directory.split(split)
   block = max(1, min(256, _PASS_BYTES * shards.records // max(shards.bytes, 1)))
   paths = [os.path.join(directory.path, shard.name) for shard in shards.shards]
   read = by_turns(tf.data.Dataset.from_tensor_slices(paths).enumerate(), lambda i, path: tf.data.TFRecordDataset(
       path).batch(block).map(lambda records: function(i, records)), shards)
-  with datasets.damage_explained(directory):
+  with directory_lib.damage_explained(directory):
     yield from read
 
 
@@ -277,7 +278,7 @@ class Plan:
     oversize: (module id, ops) of the modules that are larger than `options.max_ops`, largest first.
   """
 
-  def __init__(self, directory: datasets.DatasetDirectory, split: str, options: BatchOptions, *, packs: int = 1,
+  def __init__(self, directory: directory_lib.DatasetDirectory, split: str, options: BatchOptions, *, packs: int = 1,
                replicas: int = 1, num_inputs: int = 1, chunked: bool = False):
     """Plans batches. The sizes of all records are read for that, once for each `directory` and split.
 
@@ -370,7 +371,7 @@ class Plan:
     def random(number: int, purpose: int, below: int = 1 << 31) -> tf.Tensor:
       if self.chunked:
         return tf.range(number, dtype=tf.int64)
-      seed = datasets.mix(self.options.seed, epoch, purpose)
+      seed = loading.mix(self.options.seed, epoch, purpose)
       return tf.random.stateless_uniform([number], seed, maxval=below, dtype=tf.int64)
 
     files = tf.argsort((self._input_of_file << 31) + random(self._input_of_file.size, 0), stable=True)
@@ -454,7 +455,7 @@ class Plan:
     return text
 
 
-def _limited(directory: datasets.DatasetDirectory, split: str, options: BatchOptions, sizes: np.ndarray,
+def _limited(directory: directory_lib.DatasetDirectory, split: str, options: BatchOptions, sizes: np.ndarray,
              kept: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[tuple[str, int], ...]]:
   """Applies `max_ops`: sizes and kept of `RecordSizes` as they are then, and the modules that are too large."""
   if options.max_ops is None or not (kept & (sizes[:, 0] > options.max_ops)).any():
@@ -492,7 +493,7 @@ def _most_inside(low: np.ndarray, high: np.ndarray, num_ops: int, length: int) -
   return int(np.cumsum(changes).max())
 
 
-def _read_large(directory: datasets.DatasetDirectory, split: str, max_ops: int
+def _read_large(directory: directory_lib.DatasetDirectory, split: str, max_ops: int
                 ) -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]]:
   """Of each record with more ops, in the order of the shards: module id, ends of edges, and configurable ops twice."""
   ints = tf.io.RaggedFeature(tf.int64, row_splits_dtype=tf.int64)

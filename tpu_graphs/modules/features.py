@@ -10,6 +10,8 @@ import csv
 import functools
 import importlib.resources
 
+import numpy as np
+
 NUM_NODE_FEATURES = 140
 NUM_TILE_FEATURES = 24
 NUM_LAYOUT_FEATURES = 18
@@ -57,3 +59,9 @@ def opcode_names() -> tuple[str, ...]:
   for name, opcode in opcodes().items():
     names[opcode] = name
   return tuple(names)
+
+
+def signed_log(x: np.ndarray) -> np.ndarray:
+  """Returns sign(x) * log1p(|x|), float64: the scale on which features of any size are compared."""
+  x = np.asarray(x, np.float64)
+  return np.sign(x) * np.log1p(np.abs(x))

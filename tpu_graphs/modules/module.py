@@ -15,6 +15,8 @@ from tpu_graphs.modules import features
 # The fields of `Module` that only one kind has. In everything else the kinds are alike.
 KIND_ARRAYS = {'tile': ('config_feat', 'config_runtime_normalizers'), 'layout': ('node_config_ids', 'node_config_feat')}
 KINDS = tuple(KIND_ARRAYS)
+SPLITS = ('train', 'valid', 'test')
+DEFAULT_MAX_ARRAY_BYTES = 16 << 30  # Sources refuse larger arrays before they allocate them.
 UNMEASURED = -1  # `config_runtime` of a config that was not measured.
 _BLOCK = 1 << 16  # Values that are checked at a time.
 MIN_RUNTIME_NS = 2  # A measured time below this is a failed measurement, not a fast config.
@@ -259,3 +261,22 @@ def _integers(array: np.ndarray, where: str, shape: tuple[int | None, ...], dtyp
 
 def _abbreviate(array: np.ndarray) -> str:
   return np.array2string(array, threshold=8, edgeitems=3, separator=', ')
+
+
+def smallest_module(kind: str, *, num_extra: int = 0) -> Module:
+  """A module of one op with one config, all zeros, to make a model or a function with before any data is there.
+
+  Args:
+    kind: 'tile' or 'layout'.
+    num_extra: number of columns of its extra features.
+  """
+  arrays: dict[str, dict[str, Any]] = {
+      'tile': {'config_feat': np.zeros((1, features.NUM_TILE_FEATURES), np.float32),
+               'config_runtime_normalizers': np.array([UNMEASURED])},
+      'layout': {'node_config_ids': np.array([0]),
+                 'node_config_feat': np.zeros((1, 1, features.NUM_LAYOUT_FEATURES), np.int8)}}
+  return Module(
+      module_id='smallest', kind=kind, node_opcode=np.array([0]), edge_index=np.zeros((0, 2), np.int64),
+      node_feat=np.zeros((1, features.NUM_NODE_FEATURES), np.float32), node_splits=np.array([0, 1]),
+      extra_feat=np.zeros((1, num_extra), np.float32),
+      config_runtime=np.array([UNMEASURED]), config_id=np.array([0]), **arrays[kind])

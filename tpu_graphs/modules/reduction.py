@@ -13,7 +13,6 @@ import dataclasses
 import numpy as np
 
 from tpu_graphs import errors
-from tpu_graphs.dataset import statistics
 from tpu_graphs.modules import features
 from tpu_graphs.modules import module as module_lib
 
@@ -130,6 +129,6 @@ def _mean(feat: np.ndarray, rows: np.ndarray, group: np.ndarray) -> np.ndarray:
     nonzero = np.flatnonzero(block)  # Most values are 0.
     place = ((owner - owner[0])[:, np.newaxis] * columns + np.arange(columns)).reshape(-1)[nonzero]
     part = sums[owner[0]:owner[-1] + 1]
-    part += np.bincount(place, weights=statistics.signed_log(block[nonzero]), minlength=part.size).reshape(part.shape)
+    part += np.bincount(place, weights=features.signed_log(block[nonzero]), minlength=part.size).reshape(part.shape)
   mean = sums / counts[:, np.newaxis]
   return (np.sign(mean) * np.expm1(np.abs(mean))).astype(np.float32)

@@ -31,9 +31,9 @@ import shutil
 import tarfile
 
 from tpu_graphs import errors
-from tpu_graphs.dataset import manifest as manifest_lib
+from tpu_graphs import terminal
+from tpu_graphs.modules import module as module_lib
 from tpu_graphs.sources import transfer
-from tpu_graphs.views import summary
 
 BASE_URL = 'http://download.tensorflow.org/data/tpu_graphs/v0'
 PUBLIC = transfer.Server(BASE_URL)
@@ -71,7 +71,7 @@ def choose(collections: Iterable[str], splits: Iterable[str]) -> tuple[Part, ...
     InputError: unknown name, or none.
   """
   names = {'collection': list(collections), 'split': list(splits)}
-  for what, known in (('collection', (*COLLECTIONS, ALL)), ('split', manifest_lib.SPLITS)):
+  for what, known in (('collection', (*COLLECTIONS, ALL)), ('split', module_lib.SPLITS)):
     unknown = [name for name in names[what] if name not in known]
     if unknown or not names[what]:
       raise errors.InputError(f'unknown {what}', where=f'--{what}', found=repr(unknown[0]) if unknown else 'none',
@@ -138,13 +138,13 @@ class Plan:
     width = max(len(step.part.archive) for step in self.steps)
     lines = []
     for step in self.steps:
-      size = transfer.size_text(step.size) if step.remote else 'complete'
-      present = f'{transfer.size_text(step.present)} of it here' if step.present else ''
+      size = terminal.size_text(step.size) if step.remote else 'complete'
+      present = f'{terminal.size_text(step.present)} of it here' if step.present else ''
       lines.append(f'{step.part.archive.ljust(width)}  {size:>10}  {present}'.rstrip())
-    lines.append(f'{"to download".ljust(width)}  {transfer.size_text(self.missing_bytes):>10}')
+    lines.append(f'{"to download".ljust(width)}  {terminal.size_text(self.missing_bytes):>10}')
     if any(step.remote for step in self.steps):
-      lines.append(f'{"disk needed".ljust(width)}  {transfer.size_text(self.disk_bytes):>10}  '
-                   f'{transfer.size_text(self.free_bytes)} free')
+      lines.append(f'{"disk needed".ljust(width)}  {terminal.size_text(self.disk_bytes):>10}  '
+                   f'{terminal.size_text(self.free_bytes)} free')
     return '\n'.join(lines)
 
   def check_disk(self) -> None:
@@ -154,8 +154,8 @@ class Plan:
       InputError: see above.
     """
     if self.disk_bytes > self.free_bytes:
-      raise errors.InputError('disk too small', path=self.output, found=f'{transfer.size_text(self.free_bytes)} free',
-                              expected=transfer.size_text(self.disk_bytes), fix='choose another place, or fewer parts')
+      raise errors.InputError('disk too small', path=self.output, found=f'{terminal.size_text(self.free_bytes)} free',
+                              expected=terminal.size_text(self.disk_bytes), fix='choose another place, or fewer parts')
 
 
 def plan(output: str | os.PathLike[str], parts: Sequence[Part], *, server: transfer.Server = PUBLIC,
@@ -188,7 +188,7 @@ def _has_size(path: str, size: int) -> bool:
   return os.path.exists(path) and os.path.getsize(path) == size
 
 
-def run(plan: Plan, *, progress: transfer.Progress | None = None,
+def run(plan: Plan, *, progress: terminal.Progress | None = None,
         tell: Callable[[str], None] = lambda message: None) -> None:
   """Downloads and unpacks what `plan` misses.
 
@@ -250,7 +250,7 @@ class Unpacked:
 
   def describe(self) -> str:
     rest = f' ({self.left_out} other left out)' if self.left_out else ''
-    return f'{summary.plural(self.files, "file")}, {transfer.size_text(self.bytes)}{rest}'
+    return f'{terminal.plural(self.files, "file")}, {terminal.size_text(self.bytes)}{rest}'
 
 
 def _check_complete(folder: pathlib.Path) -> None:

@@ -30,7 +30,6 @@ from tpu_graphs.modules import module as module_lib
 from tpu_graphs.modules import streams
 from tpu_graphs.sources import zips
 
-DEFAULT_MAX_ARRAY_BYTES = 16 << 30
 _BLOCK_BYTES = 1 << 20  # Inflated at a time.
 _MAX_HEADER_BYTES = 12 << 10  # Of an array; NumPy refuses longer ones.
 _Specs = Mapping[str, tuple[str, tuple[Any, ...]]]
@@ -82,7 +81,7 @@ class _Header:
 
 def load(path: str | os.PathLike[str], *, kind: str | None = None,
          choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
-         max_array_bytes: int = DEFAULT_MAX_ARRAY_BYTES) -> module_lib.Module:
+         max_array_bytes: int = module_lib.DEFAULT_MAX_ARRAY_BYTES) -> module_lib.Module:
   """Reads and checks one npz file.
 
   Configs whose runtime (or, for tile, normalizer) is no measurement are dropped and counted in `dropped_runs`. Where
@@ -107,14 +106,14 @@ def load(path: str | os.PathLike[str], *, kind: str | None = None,
 
 def read(file: BinaryIO, *, path: str, kind: str | None = None,
          choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
-         max_array_bytes: int = DEFAULT_MAX_ARRAY_BYTES) -> module_lib.Module:
+         max_array_bytes: int = module_lib.DEFAULT_MAX_ARRAY_BYTES) -> module_lib.Module:
   """`load` from an open, seekable file; `path` serves for the module's name and in errors."""
   return stream(file, path=path, kind=kind, choices=choices, max_array_bytes=max_array_bytes).load()
 
 
 def stream(file: BinaryIO, *, path: str, kind: str | None = None,
            choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
-           max_array_bytes: int = DEFAULT_MAX_ARRAY_BYTES) -> streams.ConfigStream:
+           max_array_bytes: int = module_lib.DEFAULT_MAX_ARRAY_BYTES) -> streams.ConfigStream:
   """`read`, but leaves layout configs in the file, which must stay open while they are read.
 
   Then values are checked in those configs alone that are read, and the member's checksum only if it is compressed or
@@ -153,7 +152,7 @@ def stream(file: BinaryIO, *, path: str, kind: str | None = None,
 
 
 def read_configs(file: BinaryIO, *, path: str, kind: str,
-                 max_array_bytes: int = DEFAULT_MAX_ARRAY_BYTES) -> dict[str, np.ndarray]:
+                 max_array_bytes: int = module_lib.DEFAULT_MAX_ARRAY_BYTES) -> dict[str, np.ndarray]:
   """The configs in an open, seekable npz file, which need hold nothing else; what else it holds is left.
 
   Args:

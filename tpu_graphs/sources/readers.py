@@ -12,6 +12,7 @@ from typing import BinaryIO
 from tpu_graphs import errors
 from tpu_graphs import hlo
 from tpu_graphs.modules import feature_choices
+from tpu_graphs.modules import module as module_lib
 from tpu_graphs.modules import streams
 from tpu_graphs.sources import dumps
 from tpu_graphs.sources import npz
@@ -56,7 +57,7 @@ def _from_dump(folder: str, kind: str | None, choices: feature_choices.FeatureCh
 
 def from_bytes(data: bytes, *, path: str, kind: str | None = None,
                choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
-               max_array_bytes: int = npz.DEFAULT_MAX_ARRAY_BYTES) -> hlo.Extraction:
+               max_array_bytes: int = module_lib.DEFAULT_MAX_ARRAY_BYTES) -> hlo.Extraction:
   """Reads the content of an npz file, an HLO protobuf or HLO text.
 
   Args:
@@ -84,7 +85,7 @@ def from_bytes(data: bytes, *, path: str, kind: str | None = None,
 
 def stream(file: BinaryIO, *, path: str, kind: str | None = None,
            choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
-           max_array_bytes: int = npz.DEFAULT_MAX_ARRAY_BYTES) -> tuple[list[streams.ConfigStream], Mapping[str, int]]:
+           max_array_bytes: int = module_lib.DEFAULT_MAX_ARRAY_BYTES) -> tuple[list[streams.ConfigStream], Mapping[str, int]]:
   """As `from_bytes` from an open, seekable file, but leaves the configs of npz files there; see `npz.stream`.
 
   Returns:

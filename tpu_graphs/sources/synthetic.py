@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 
 from tpu_graphs import errors
-from tpu_graphs.dataset import manifest
 from tpu_graphs.modules import features
 from tpu_graphs.modules import module as module_lib
 from tpu_graphs.sources import npz
@@ -82,7 +81,7 @@ def write_tree(directory: str | os.PathLike[str], *, seed: int = 0, tile: Sequen
   Args:
     directory: made where it is missing.
     seed: equal seeds give equal bytes.
-    tile: number of tile modules in each of `manifest.SPLITS`.
+    tile: number of tile modules in each of `module_lib.SPLITS`.
     layout: the same for layout modules.
 
   Raises:
@@ -98,7 +97,7 @@ def write_tree(directory: str | os.PathLike[str], *, seed: int = 0, tile: Sequen
     with tempfile.TemporaryDirectory(prefix='.npz.', dir=target) as unfinished:
       for kind, sizes in (('tile', tile), ('layout', layout)):
         modules = generate(kind, sum(sizes), seed)
-        for name, size in zip(manifest.SPLITS, sizes, strict=True):
+        for name, size in zip(module_lib.SPLITS, sizes, strict=True):
           folder = pathlib.Path(unfinished, 'npz', kind, 'synthetic', name)
           folder.mkdir(parents=True)
           num_configs = 0

@@ -2,7 +2,7 @@
 
 ```
 server = transfer.Server('https://example.org/data')
-server.fetch(server.look('big.tar'), 'big.tar', transfer.Progress(sys.stderr))
+server.fetch(server.look('big.tar'), 'big.tar', terminal.Progress(sys.stderr))
 ```
 
 What has been received of `big.tar` is in `big.tar.partial`. Of which version of the file it is a part is told by
@@ -23,11 +23,12 @@ import pathlib
 import posixpath
 import re
 import time
-from typing import Any, TextIO
+from typing import Any
 import urllib.error
 import urllib.request
 
 from tpu_graphs import errors
+from tpu_graphs import terminal
 
 _BLOCK_BYTES = 1 << 20
 _RETRIED = frozenset((408, 425, 429, 500, 502, 503, 504))  # HTTP status codes that may pass.
@@ -63,60 +64,6 @@ class _TransferError(Exception):
     self.restart = restart
 
 
-class Progress:
-  """Shows how far a download is: on a terminal in one line that is renewed, else in a line now and then.
-
-  Args:
-    stream: where to.
-    clock: the time in seconds.
-  """
-
-  def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic):
-    self._stream = stream
-    self._clock = clock
-    self._renew = stream.isatty()
-    self._pause_s = 0.2 if self._renew else 30.0
-    self._width = 0
-
-  def start(self, name: str, size: int, done: int) -> None:
-    """A transfer begins, of which `done` bytes of `size` are already here."""
-    self._name, self._size, self._first = name, size, done
-    self._began = self._shown = self._clock()
-
-  def advance(self, done: int) -> None:
-    """`done` bytes are here now."""
-    now = self._clock()
-    if now - self._shown >= self._pause_s:
-      self._shown = now
-      self._show(self._text(done, now - self._began))
-
-  def end(self, done: int) -> None:
-    """The transfer is at its end, or has failed."""
-    if self._renew:
-      self._show(self._text(done, self._clock() - self._began))
-      self._stream.write('\n')
-      self._width = 0
-
-  def tell(self, message: str) -> None:
-    """Shows a message in a line of its own."""
-    print(message, file=self._stream, flush=True)
-
-  def _text(self, done: int, seconds: float) -> str:
-    rate = (done - self._first) / max(seconds, 1e-3)
-    text = f'{self._name}  {100 * done // max(self._size, 1):3d} %  {size_text(done)} of {size_text(self._size)}'
-    if rate > 0:
-      text += f'  {size_text(rate)}/s'
-      if done < self._size:
-        text += f'  {time_text((self._size - done) / rate)} left'
-    return text
-
-  def _show(self, text: str) -> None:
-    line = f'\r{text.ljust(self._width)}' if self._renew else f'{text}\n'
-    self._width = len(text)
-    self._stream.write(line)
-    self._stream.flush()
-
-
 @dataclasses.dataclass(frozen=True)
 class Server:
   """Where the archives are, and how patient to be.
@@ -145,7 +92,7 @@ class Server:
     url = f'{self.base_url.rstrip("/")}/{name}'
     return self._patiently(lambda: self._head(url), url, lambda: 0, wait_for_network=False)
 
-  def fetch(self, remote: Remote, path: str, progress: Progress | None = None) -> None:
+  def fetch(self, remote: Remote, path: str, progress: terminal.Progress | None = None) -> None:
     """Downloads a file to `path`, going on with what an earlier call left in `path`.partial.
 
     Raises:
@@ -191,7 +138,7 @@ class Server:
           tell(f'{posixpath.basename(url)}: {error}; again in {wait:.0f} s')
         time.sleep(wait)
 
-  def _transfer(self, remote: Remote, partial: str, progress: Progress | None) -> None:
+  def _transfer(self, remote: Remote, partial: str, progress: terminal.Progress | None) -> None:
     """One attempt to make `partial` complete."""
     start = received(remote, partial)
     with writing(partial), contextlib.ExitStack() as stack:
@@ -275,7 +222,7 @@ def _remote(url: str, headers: email.message.Message) -> Remote:
 
 
 def _receive(response: http.client.HTTPResponse, file: io.BufferedWriter, start: int, size: int,
-             progress: Progress | None) -> None:
+             progress: terminal.Progress | None) -> None:
   """Writes the body of an answer, the bytes `start` to `size` of a file."""
   file.truncate(start)
   file.seek(start)
@@ -301,17 +248,3 @@ def writing(path: str) -> Iterator[None]:
                             fix='mend this, then repeat the command to go on') from error
 
 
-def size_text(size: float) -> str:
-  """A number of bytes for people, such as '1.5 GiB'."""
-  units = ('bytes', 'KiB', 'MiB', 'GiB', 'TiB')
-  power = 0
-  while size >= 1024 and power < len(units) - 1:
-    size, power = size / 1024, power + 1
-  return f'{size:.1f} {units[power]}' if power else f'{size:.0f} {units[0]}'
-
-
-def time_text(seconds: float) -> str:
-  """A duration for people, such as '2 min' or '1.5 h'."""
-  if seconds < 90:
-    return f'{seconds:.0f} s'
-  return f'{seconds / 60:.0f} min' if seconds < 5400 else f'{seconds / 3600:.1f} h'

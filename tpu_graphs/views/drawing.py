@@ -18,6 +18,7 @@ import subprocess
 import numpy as np
 
 from tpu_graphs import errors
+from tpu_graphs import terminal
 from tpu_graphs.modules import features
 from tpu_graphs.modules import module as module_lib
 from tpu_graphs.views import summary
@@ -282,7 +283,7 @@ def _operand_arrows(graph: _Graph, boxes: _Boxes) -> tuple[np.ndarray, np.ndarra
   to_results = has_groups[consumer] & graph.is_root[consumer] & (graph.opcode[consumer] == 'tuple')
   results = np.bincount(boxes.of_op[producer[to_results]], minlength=num_boxes)
   for box in np.flatnonzero(results):
-    notes[box].append(summary.plural(results[box], 'result'))
+    notes[box].append(terminal.plural(results[box], 'result'))
 
   arrows, counts = _arrows(boxes.of_op[graph.operands[~to_results]])
   last_op = np.zeros(num_boxes, np.int64)
@@ -303,7 +304,7 @@ def _label(module: module_lib.Module, graph: _Graph, op: int | None, ops: np.nda
   """The lines and the colour of the box of `ops` that shows `op`, or none of them."""
   configurable = np.count_nonzero(graph.configurable[ops])
   if op is None:
-    lines = [f'{summary.plural(ops.size, "op")}: {_most(graph.opcode[ops])}']
+    lines = [f'{terminal.plural(ops.size, "op")}: {_most(graph.opcode[ops])}']
     if configurable:
       lines.append(f'{configurable:,} configurable')
     return lines, _ORANGE if configurable else _YELLOW
@@ -335,7 +336,7 @@ def _clusters(graph: _Graph, nodes: Mapping[int, Sequence[str]]) -> Iterator[str
       role = 'entry' if computation == graph.entry else 'not called'
       if callers.size:
         role = f'called by {_most(graph.opcode[callers])}'
-      caption = f'{summary.plural(np.count_nonzero(graph.computation == computation), "op")}, {role}'
+      caption = f'{terminal.plural(np.count_nonzero(graph.computation == computation), "op")}, {role}'
       yield f'  subgraph cluster_{computation} {{'
       yield f'    label={_quoted(caption)};'
       yield from (f'    {node}' for node in own)
@@ -351,13 +352,13 @@ def _arrow_lines(arrows: np.ndarray, counts: np.ndarray, style: str) -> Iterator
 
 def _title(module: module_lib.Module, num_boxes: int, fills: Collection[str]) -> str:
   """The name, the numbers and the legend of a picture, as a table in Graphviz' HTML."""
-  numbers = f'{module.kind} module, {summary.plural(module.num_ops, "op")}, {summary.plural(module.num_edges, "edge")}'
+  numbers = f'{module.kind} module, {terminal.plural(module.num_ops, "op")}, {terminal.plural(module.num_edges, "edge")}'
   if module.num_config_ops:
-    numbers += f', {summary.plural(module.num_config_ops, "configurable op")}'
+    numbers += f', {terminal.plural(module.num_config_ops, "configurable op")}'
   if num_boxes < module.num_ops:
     numbers += f', drawn as {num_boxes:,} boxes'
   legend = ''.join(f'<td bgcolor="{fill}" border="1">{text}</td>' for fill, text in _LEGEND.items() if fill in fills)
-  name = html.escape(summary.printable(module.module_id)).replace('\\', '\\\\')  # Graphviz reads escapes here too.
+  name = html.escape(terminal.printable(module.module_id)).replace('\\', '\\\\')  # Graphviz reads escapes here too.
   rows = [f'<td><b>{name}</b></td>', f'<td>{numbers}</td>']
   if legend:
     rows.append(f'<td><table border="0" cellspacing="4" cellpadding="3"><tr>{legend}</tr></table></td>')
@@ -418,5 +419,5 @@ def _shape(feat: np.ndarray) -> str:
 
 def _quoted(*lines: str) -> str:
   """A label as a quoted string, in which Graphviz reads escapes and HTML's entities."""
-  escaped = (summary.printable(line).replace('&', '&amp;').replace('\\', '\\\\').replace('"', '\\"') for line in lines)
+  escaped = (terminal.printable(line).replace('&', '&amp;').replace('\\', '\\\\').replace('"', '\\"') for line in lines)
   return '"' + '\\n'.join(escaped) + '"'

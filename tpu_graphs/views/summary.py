@@ -137,16 +137,6 @@ def merge_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
   return _by_count(merged)
 
 
-def plural(count: int, noun: str) -> str:
-  """A count in words, such as '1,024 ops' or '1 op'."""
-  return f'{count:,} {noun}{"" if count == 1 else "s"}'
-
-
-def printable(text: str) -> str:
-  """`text` with a mark in place of each character that cannot be shown, such as a line break."""
-  return ''.join(character if character.isprintable() else '\ufffd' for character in text)
-
-
 def to_json(file: FileSummary) -> dict[str, Any]:
   """The summary as values that JSON can hold: `type`, `modules`, `skipped`; names and units are those of the fields."""
   modules = [{'module_id': '', 'kind': '', **dataclasses.asdict(module)} for module in file.modules]  # These two first.

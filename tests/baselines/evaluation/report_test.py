@@ -22,9 +22,10 @@ from baselines.models import parts
 from baselines.training import runs
 from baselines.training import trainer as trainer_lib
 from pipelines import convert
+from pipelines.conversion import options as options_lib
 from tpu_graphs import errors
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.dataset import manifest
-from tpu_graphs.input import datasets
 from tpu_graphs.metrics import config_indices
 from tpu_graphs.metrics import intervals
 from tpu_graphs.metrics import module_table
@@ -40,8 +41,8 @@ def directory(kind='tile', **options):
   sizes = dict.fromkeys(('ops', 'edges', 'config_ops', 'configs'), 4)
   shard = manifest.Shard(name='valid/part-00000-of-00001.tfrecord', records=1, modules=1, measured=1, configs=4,
                          bytes=9, crc32c='00000000', max_sizes=sizes, total_sizes=sizes)
-  return datasets.DatasetDirectory('data', manifest.Manifest(
-      collection=f'{kind}:x', kind=kind, options=convert.ConvertOptions(f'{kind}:x', **options).to_json(),
+  return directory_lib.DatasetDirectory('data', manifest.Manifest(
+      collection=f'{kind}:x', kind=kind, options=options_lib.ConvertOptions(f'{kind}:x', **options).to_json(),
       splits={'valid': manifest.Split.of([shard])}, rejected_inputs={}, skipped_modules={}, dropped_runs={},
       source={'files': 3, 'bytes': 9, 'fingerprint': 'abc'}), {})
 

@@ -23,8 +23,9 @@ from baselines.training import trainer as trainer_lib
 from tests import testing
 from tpu_graphs import errors
 from tpu_graphs import testing as tpu_testing
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.input import batching
-from tpu_graphs.input import datasets
+from tpu_graphs.input import loading
 
 pytestmark = pytest.mark.usefixtures('each_pipeline_made_once')
 _PARTS = parts.PartOptions(hidden=8, layers=1, opcode_embedding=4)
@@ -65,7 +66,7 @@ def _options(**over):
 
 def _trainer(kind, data, name=None, **options):
   model = models.ModelOptions(name or models.DEFAULT_MODEL[kind], kind, _PARTS)
-  return trainer_lib.Trainer(model, _options(**options), _CPU, directory=datasets.open_directory(data))
+  return trainer_lib.Trainer(model, _options(**options), _CPU, directory=directory_lib.open_directory(data))
 
 
 def _train(trainer, counts):
@@ -225,8 +226,8 @@ from baselines import scoring
 from baselines.models import parts
 from baselines.training import strategies
 from baselines.training import trainer as trainer_lib
-from tpu_graphs.input import datasets
-kind, data, over = sys.argv[1], datasets.open_directory(sys.argv[2]), json.loads(sys.argv[3])
+from tpu_graphs.input import loading
+kind, data, over = sys.argv[1], directory_lib.open_directory(sys.argv[2]), json.loads(sys.argv[3])
 options = trainer_lib.TrainOptions(epochs=3, batch_size=4, configs_per_module=8, packs=2, **over)
 model = models.ModelOptions(models.DEFAULT_MODEL[kind], kind, parts.PartOptions(8, 1, 4))
 results = []
@@ -308,7 +309,7 @@ def test_two_workers_train_as_one_and_stop_together(tmp_path):
   # What the two read, side by side in one batch.
   trainer = _trainer('tile', data, name='MLP', packs=2, epochs=epochs)
   inputs = [batching.batches(data, 'train', trainer._batching, num_inputs=2, input_index=index) for index in range(2)]
-  both = datasets.batch(tf.data.Dataset.choose_from_datasets(inputs, tf.data.Dataset.range(2).repeat()), 2)
+  both = loading.batch(tf.data.Dataset.choose_from_datasets(inputs, tf.data.Dataset.range(2).repeat()), 2)
   [best] = out.glob('checkpoint/ckpt-*.index')
   steps = [batching.batches_per_epoch(data, 'train', trainer._batching, epoch=epoch, num_inputs=2)
            for epoch in range(int(best.stem.removeprefix('ckpt-')))]

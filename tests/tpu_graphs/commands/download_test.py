@@ -70,8 +70,8 @@ def test_downloads_what_convert_takes(site, tmp_path, capsys):
   assert lines[-1] == f'next: tpu-graphs convert --collection=tile:xla --input={tmp_path}/npz --output=…'
   assert npz.load(tmp_path / 'npz/tile/xla/train/module_train.npz').num_ops == 300
 
-  from pipelines import convert
-  found = convert.find_inputs([str(tmp_path / 'npz')], 'tile:xla')
+  from pipelines.conversion import inputs as inputs_lib
+  found = inputs_lib.find_inputs([str(tmp_path / 'npz')], 'tile:xla')
   assert found.patterns == tuple(str(tmp_path / f'npz/tile/xla/{split}/*.npz') for split in ARCHIVES)
   assert found.files == 3
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines import convert
+from pipelines.conversion import inputs as inputs_lib
 from tpu_graphs.commands import sample
 from tpu_graphs.sources import npz
 
@@ -17,7 +17,7 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize('kind', ['tile', 'layout'])
 def test_convert_finds_the_collection(folder, kind):
-  inputs = convert.find_inputs([str(folder / 'npz')], f'{kind}:synthetic')
+  inputs = inputs_lib.find_inputs([str(folder / 'npz')], f'{kind}:synthetic')
   paths = list((folder / 'npz' / kind).rglob('*.npz'))
   assert len(inputs.patterns) == 3
   assert inputs.files == len(paths) > 100

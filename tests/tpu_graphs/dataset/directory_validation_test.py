@@ -16,11 +16,11 @@ import tensorflow as tf
 
 from tests import testing
 from tests import user_features
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.dataset import manifest as manifest_lib
 from tpu_graphs.dataset import records
 from tpu_graphs.dataset import schema
 from tpu_graphs.dataset import validation
-from tpu_graphs.input import datasets
 from tpu_graphs.modules import feature_choices
 from tpu_graphs.modules import module as module_lib
 from tpu_graphs.sources import npz
@@ -76,7 +76,7 @@ def edit_json(path, edit):
 
 def edit_shard(directory, path, **values):
   """Sets fields of a shard in the manifest, so that the sums over its split are right."""
-  manifest = datasets.read_manifest(str(directory))
+  manifest = directory_lib.read_manifest(str(directory))
   name = path.relative_to(directory).as_posix()
   split = name.partition('/')[0]
   changed = manifest_lib.Split.of(dataclasses.replace(shard, **values) if shard.name == name else shard
@@ -104,7 +104,7 @@ def test_sound(directory, kind):
   report = validation.validate(directory)
   assert report.is_sound, report.describe()
   assert report.title == f'dataset directory of {kind}:x'
-  sizes = {split: sum(path.stat().st_size for path in shards(directory, split)) for split in manifest_lib.SPLITS}
+  sizes = {split: sum(path.stat().st_size for path in shards(directory, split)) for split in module_lib.SPLITS}
   columns = ('split', 'modules', 'measured', 'configs', 'records', 'shards', 'bytes')
   assert [tuple(row) for row in report.rows] == [columns] * 3
   assert [tuple(row.values()) for row in report.rows] == [
@@ -294,7 +294,7 @@ def test_records_of_a_module_with_different_graphs(directory, kind):
                                               ('records', False), ('configs', False)])
 def test_a_wrong_count(directory, field, split):
   path = shards(directory, 'test')[0]
-  right = getattr(datasets.read_manifest(str(directory)).splits['test'], field)
+  right = getattr(directory_lib.read_manifest(str(directory)).splits['test'], field)
   edit_shard(directory, path, **{field: right + 3})
   place = 'test' if split else f'test/{path.name}'
   assert lines(directory) == [f'{place}: {field}: count differs from manifest.json: found {right}, '
@@ -305,7 +305,7 @@ def test_a_wrong_count(directory, field, split):
 @pytest.mark.parametrize('name', ['ops', 'edges', 'config_ops', 'configs'])
 def test_a_wrong_size(directory, sizes, name):
   path = shards(directory, 'test')[0]
-  right = getattr(datasets.read_manifest(str(directory)).splits['test'], sizes)
+  right = getattr(directory_lib.read_manifest(str(directory)).splits['test'], sizes)
   edit_shard(directory, path, **{sizes: {**right, name: right[name] + 1}})
   (line,) = lines(directory)
   assert line.startswith(f'test/{path.name}: {sizes} of {name}: count differs from manifest.json: '

@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 
 from pipelines import convert
+from pipelines.conversion import options as options_lib
 from tests import testing
 from tests import user_features
 from tpu_graphs import errors
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.dataset import export
-from tpu_graphs.dataset import manifest as manifest_lib
 from tpu_graphs.dataset import records
 from tpu_graphs.hlo import protos
-from tpu_graphs.input import datasets
 from tpu_graphs.modules import feature_choices
+from tpu_graphs.modules import module as module_lib
 from tpu_graphs.sources import npz
 
 needs_pyg = pytest.mark.skipif(
@@ -98,7 +99,7 @@ def test_convert_gives_the_same_dataset_again(kind, dataset, tmp_path):
   export.export(dataset, tmp_path, form='npz')
   again = tmp_path / 'again'
   convert.convert(inputs=[str(tmp_path / 'npz')], directory=str(again),
-                  options=convert.ConvertOptions(collection=f'{kind}:x', **_OPTIONS))
+                  options=options_lib.ConvertOptions(collection=f'{kind}:x', **_OPTIONS))
   shards = {name: data for name, data in files(again).items() if name.endswith(('tfrecord', 'statistics.json'))}
   assert len(shards) == 7
   assert shards == {name: data for name, data in files(dataset).items() if name in shards}
@@ -108,7 +109,7 @@ def test_convert_gives_the_same_dataset_again(kind, dataset, tmp_path):
 @pytest.mark.parametrize('collection', ['tile:xla', 'layout:xla:default', 'layout:xla:random'])
 def test_published_files_come_back(collection, tmp_path):
   source = testing.SHARED / 'data/npz'
-  convert.convert(inputs=[str(source)], directory=str(tmp_path / 'data'), options=convert.ConvertOptions(
+  convert.convert(inputs=[str(source)], directory=str(tmp_path / 'data'), options=options_lib.ConvertOptions(
       collection=collection, records=records.RecordOptions(max_configs=300)))
   export.export(tmp_path / 'data', tmp_path, form='npz')
   found = list((tmp_path / 'npz').rglob('*.npz'))
@@ -127,10 +128,10 @@ def test_published_files_come_back(collection, tmp_path):
 def test_programs_of_hlo_come_back(tmp_path):
   """Only what records do not tell is lost; see `records.decode`."""
   path = testing.SHARED / 'data/op_tuning_data.pb'
-  convert.convert(inputs=[str(path)], directory=str(tmp_path / 'data'), options=convert.ConvertOptions(
+  convert.convert(inputs=[str(path)], directory=str(tmp_path / 'data'), options=options_lib.ConvertOptions(
       collection='tile:own', split='train'))
   export.export(tmp_path / 'data', tmp_path, form='npz')
-  convert.convert(inputs=[str(tmp_path / 'npz')], directory=str(tmp_path / 'again'), options=convert.ConvertOptions(
+  convert.convert(inputs=[str(tmp_path / 'npz')], directory=str(tmp_path / 'again'), options=options_lib.ConvertOptions(
       collection='tile:own', num_shards=1))
   shard = 'train/part-00000-of-00001.tfrecord'
   assert (tmp_path / 'again' / shard).read_bytes() == (tmp_path / 'data' / shard).read_bytes()
@@ -172,7 +173,7 @@ def test_what_npz_files_cannot_hold_is_told(tmp_path):
       'need HLO')
   np.testing.assert_array_equal(load(tmp_path / 'npz/layout/x/train/a.npz')['node_feat'], node_feat)
   convert.convert(inputs=[str(tmp_path / 'npz')], directory=str(tmp_path / 'again'),
-                  options=convert.ConvertOptions(collection='layout:x', choices=choices))
+                  options=options_lib.ConvertOptions(collection='layout:x', choices=choices))
   shard = 'train/part-00000-of-00001.tfrecord'
   assert (tmp_path / 'again' / shard).read_bytes() == (pathlib.Path(data) / shard).read_bytes()
 
@@ -195,7 +196,7 @@ def test_no_more_than_one_record_is_held(dataset, tmp_path, monkeypatch):
   monkeypatch.setattr(records, 'decode', decode_alone)
   monkeypatch.setitem(export._FORMS, 'npz', ('.npz', save))
   export.export(dataset, tmp_path, form='npz')
-  assert len(seen) == sum(split.records for split in datasets.open_directory(dataset).manifest.splits.values())
+  assert len(seen) == sum(split.records for split in directory_lib.open_directory(dataset).manifest.splits.values())
   assert len(seen) > len(saved) == 5
 
 
@@ -303,7 +304,7 @@ def test_names_that_are_no_file_names(name, tmp_path):
   module.computations.add(id=1, root_id=2, name='main').instructions.add(id=2, opcode='parameter')
   (tmp_path / 'm.pb').write_bytes(module.SerializeToString())
   convert.convert(inputs=[str(tmp_path / 'm.pb')], directory=str(tmp_path / 'data'),
-                  options=convert.ConvertOptions(collection='layout:own', split='train'))
+                  options=options_lib.ConvertOptions(collection='layout:own', split='train'))
   if name == 'a/b':
     error = refused(tmp_path / 'data', tmp_path / 'out')
     assert (error.where, error.reason) == ('module_id', 'name cannot be that of a file')
@@ -317,7 +318,7 @@ def test_names_that_are_no_file_names(name, tmp_path):
 def test_collections_that_are_no_folders(collection, tmp_path):
   np.savez(tmp_path / 'a.npz', **testing.tile_arrays())
   convert.convert(inputs=[str(tmp_path / 'a.npz')], directory=str(tmp_path / 'data'),
-                  options=convert.ConvertOptions(collection=collection, split='train'))
+                  options=options_lib.ConvertOptions(collection=collection, split='train'))
   error = refused(tmp_path / 'data', tmp_path / 'out')
   assert (error.where, error.reason) == ('collection', 'name cannot be that of a file')
 
@@ -343,7 +344,7 @@ def test_an_export_is_replaced_only_if_that_is_wanted(kind, dataset, tmp_path):
   assert (error.path, error.reason) == (str(out / 'npz' / kind / 'x/train'), 'output exists')
   assert '--overwrite' in error.fix
   expected = files(out)
-  for split in manifest_lib.SPLITS:
+  for split in module_lib.SPLITS:
     (out / 'npz' / kind / 'x' / split / 'index.json').write_text((
         out / 'npz' / kind / 'x' / split / 'index.json').read_text('utf-8') + ' ', 'utf-8')
   next((out / 'npz' / kind / 'x/train').glob('*.npz')).unlink()
@@ -357,7 +358,7 @@ def test_splits_and_collections_lie_side_by_side(kind, dataset, tmp_path):
   (out / 'npz' / kind / 'y/train').mkdir(parents=True)
   (out / 'npz' / kind / 'y/train/foreign.npz').write_text('x')
   (out / 'npz' / kind / 'x/valid').mkdir(parents=True)  # An empty folder is in nobody's way.
-  for split in manifest_lib.SPLITS:
+  for split in module_lib.SPLITS:
     export.export(dataset, out, form='npz', split=split)
   assert refused(dataset, out, split='test').reason == 'output exists'
   together = files(out)

@@ -10,6 +10,7 @@ import pytest
 from tests import testing
 from tpu_graphs import errors
 from tpu_graphs import hlo
+from tpu_graphs.dataset import checks
 from tpu_graphs.dataset import validation
 
 CORNER = testing.GOLDEN / 'corner'
@@ -165,7 +166,7 @@ def test_processes_find_the_same(tmp_path, kind):
 
 
 def in_processes(function, tasks, **options):
-  return validation.in_processes(function, tasks, [1 << 30] * len(tasks),
+  return checks.in_processes(function, tasks, [1 << 30] * len(tasks),
                                  **{'num_workers': 2, 'name': 'x', 'progress': None, **options})
 
 
@@ -178,7 +179,7 @@ def test_one_task_needs_no_process():
 
 
 def test_small_work_needs_no_process():
-  assert list(validation.in_processes(lambda task: os.getpid(), [0, 1], [5, 5], num_workers=None, name='x',
+  assert list(checks.in_processes(lambda task: os.getpid(), [0, 1], [5, 5], num_workers=None, name='x',
                                       progress=None)) == [os.getpid()] * 2
 
 
@@ -204,22 +205,22 @@ class Recorder:
 
 def test_progress_counts_bytes():
   progress = Recorder()
-  assert list(validation.in_processes(str, [1, 2], [10, 5], num_workers=1, name='x', progress=progress)) == ['1', '2']
+  assert list(checks.in_processes(str, [1, 2], [10, 5], num_workers=1, name='x', progress=progress)) == ['1', '2']
   assert progress.calls == [('start', 'x', 15, 0), ('advance', 10), ('advance', 15), ('end', 15)]
 
 
 def test_describe():
   fault = errors.InputError('wrong\nthing', path='a')
   rows = ({'split': 'train', 'modules': 1234}, {'split': 'test', 'modules': 1})
-  report = validation.Report('data', 'some data', rows, (fault, fault), (errors.InputError('odd'),))
+  report = checks.Report('data', 'some data', rows, (fault, fault), (errors.InputError('odd'),))
   assert report.describe().splitlines() == [
       'data: some data', '  split  modules', '  train    1,234', '  test         1', '  fault: a: wrong thing',
       '  fault: a: wrong thing', '  warning: odd', '  2 faults, 1 warning']
-  assert validation.Report('data', 'some data', (), ()).describe() == 'data: some data\n  sound'
+  assert checks.Report('data', 'some data', (), ()).describe() == 'data: some data\n  sound'
 
 
 def test_to_json():
-  report = validation.Report('data', 'some data', ({'split': 'train'},), (errors.InputError('wrong', path='a'),))
+  report = checks.Report('data', 'some data', ({'split': 'train'},), (errors.InputError('wrong', path='a'),))
   parts = {'reason': 'wrong', 'path': 'a', 'where': None, 'found': None, 'expected': None, 'fix': None}
   assert report.to_json() == {'path': 'data', 'title': 'some data', 'sound': False, 'rows': [{'split': 'train'}],
                               'faults': [parts], 'warnings': []}

@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from tests import testing
 from tpu_graphs import errors
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.dataset import records
 from tpu_graphs.input import batching
-from tpu_graphs.input import datasets
 from tpu_graphs.input import decoding
+from tpu_graphs.input import loading
 from tpu_graphs.input import packing
 from tpu_graphs.sources import npz
 
@@ -50,7 +51,7 @@ def sources(kind):
 @pytest.fixture(scope='session')
 def directory(kind, sources, tmp_path_factory):
   folder = tmp_path_factory.mktemp(f'batching_{kind}')
-  return datasets.open_directory(testing.convert_arrays(folder, kind, sources, num_shards=3))
+  return directory_lib.open_directory(testing.convert_arrays(folder, kind, sources, num_shards=3))
 
 
 @pytest.fixture(scope='session')
@@ -211,8 +212,8 @@ def test_a_batch_has_about_as_many_ops_as_asked_for(directory, sources, measured
 def test_chunks_equal_what_tfgnn_merges(directory):
   """The same by `tfgnn.parse_single_example` and `merge_batch_to_components`."""
   [graph] = _batches(directory, split='valid', options=_options(batch_size=9, configs_per_module=4), chunked=True)
-  alone = datasets.load(directory, 'valid', configs_per_module=4, chunked=True)
-  [merged] = datasets.batch(alone, 3)
+  alone = loading.load(directory, 'valid', configs_per_module=4, chunked=True)
+  [merged] = loading.batch(alone, 3)
   components, others = _components(graph), _components(merged)
   assert len(others) == 3
   for component, other in zip(components, others, strict=False):
@@ -371,7 +372,7 @@ def test_an_input_without_measured_modules_gives_padding(kind, tmp_path):
   sources = {'train/a': _arrays(kind, 3, 4, 0), 'train/b': _arrays(kind, 3, 4, 1)}
   for name in ('c', 'd'):
     sources[f'train/{name}'] = _arrays(kind, 3, 4, 2, config_runtime=np.zeros(4, np.int64))
-  folder = datasets.open_directory(testing.convert_arrays(tmp_path, kind, sources, num_shards=4))
+  folder = directory_lib.open_directory(testing.convert_arrays(tmp_path, kind, sources, num_shards=4))
   options = _options(batch_size=1, shapes=1)
   found = [_batches(folder, options=options, num_inputs=4, input_index=i) for i in range(4)]
   assert [len(batches) for batches in found] == [1] * 4

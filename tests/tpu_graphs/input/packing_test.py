@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tests import testing
 from tpu_graphs import errors
-from tpu_graphs.input import datasets
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.input import packing
 
 
@@ -81,7 +81,7 @@ def directory(kind, tmp_path_factory):
   sources = {f'train/m{i:02}': testing.arrays(kind, n=int(n), c=int(c), seed=i, nc=min(int(n), 3))
              for i, (n, c) in enumerate(rng.integers(1, 40, [50, 2]))}
   folder = tmp_path_factory.mktemp(f'packing_{kind}')
-  return datasets.open_directory(testing.convert_arrays(folder, kind, sources, num_shards=5))
+  return directory_lib.open_directory(testing.convert_arrays(folder, kind, sources, num_shards=5))
 
 
 def test_sizes_are_those_of_the_records(directory):

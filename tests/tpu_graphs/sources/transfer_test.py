@@ -13,6 +13,7 @@ import pytest
 
 from tests import file_server
 from tpu_graphs import errors
+from tpu_graphs import terminal
 from tpu_graphs.sources import transfer
 
 CONTENT = bytes(range(256)) * 40  # 10,240 bytes.
@@ -384,7 +385,7 @@ class Terminal(io.StringIO):
 def test_progress_on_a_terminal_renews_one_line():
   now = [0.0]
   stream = Terminal()
-  progress = transfer.Progress(stream, clock=lambda: now[0])
+  progress = terminal.Progress(stream, clock=lambda: now[0])
   progress.start('a.tar', 10 << 20, 2 << 20)
   for seconds, done in ((0.1, 2.1), (2, 4), (2.1, 4.5), (4, 5), (4, 10)):
     now[0] = seconds
@@ -400,7 +401,7 @@ def test_progress_on_a_terminal_renews_one_line():
 def test_progress_elsewhere_is_a_line_now_and_then():
   now = [0.0]
   stream = io.StringIO()
-  progress = transfer.Progress(stream, clock=lambda: now[0])
+  progress = terminal.Progress(stream, clock=lambda: now[0])
   progress.start('a.tar', 1000, 0)
   for seconds in range(0, 100, 10):
     now[0] = float(seconds)
@@ -415,7 +416,7 @@ def test_progress_elsewhere_is_a_line_now_and_then():
 def test_progress_tells_what_failed(site, server, path):
   stream = io.StringIO()
   site.faults = [file_server.broken(10), file_server.status(503)]
-  fetch(server, path, transfer.Progress(stream))
+  fetch(server, path, terminal.Progress(stream))
   assert stream.getvalue().splitlines() == [
       'a.tar: connection closed after 10 of 10240 bytes; again in 0 s',
       'a.tar: HTTP status 503 Service Unavailable; again in 0 s']
@@ -425,10 +426,10 @@ def test_progress_tells_what_failed(site, server, path):
     (0, '0 bytes'), (1023, '1023 bytes'), (1024, '1.0 KiB'), (1536, '1.5 KiB'), (5 << 30, '5.0 GiB'),
     (3 << 40, '3.0 TiB'), (1 << 52, '4096.0 TiB')])
 def test_size_text(size, text):
-  assert transfer.size_text(size) == text
+  assert terminal.size_text(size) == text
 
 
 @pytest.mark.parametrize(('seconds', 'text'), [
     (0, '0 s'), (89, '89 s'), (90, '2 min'), (3600, '60 min'), (5400, '1.5 h'), (86400, '24.0 h')])
 def test_time_text(seconds, text):
-  assert transfer.time_text(seconds) == text
+  assert terminal.time_text(seconds) == text

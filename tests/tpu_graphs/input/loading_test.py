@@ -13,9 +13,10 @@ import tensorflow as tf
 
 from tests import testing
 from tpu_graphs import errors
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.dataset import manifest as manifest_lib
 from tpu_graphs.dataset import records
-from tpu_graphs.input import datasets
+from tpu_graphs.input import loading
 from tpu_graphs.modules import module as module_lib
 from tpu_graphs.sources import npz
 
@@ -134,7 +135,7 @@ def _assert_rows(configs, arrays):
 def test_all_configs_equal_the_source(kind, directory, sources):
   seen = []
   for split in ('train', 'valid'):
-    for graph in datasets.load(directory, split):
+    for graph in loading.load(directory, split):
       name = f'{split}/{_id(graph)}'
       seen.append(name)
       arrays, configs = sources[name], _configs(graph)
@@ -154,7 +155,7 @@ def test_all_configs_equal_the_source(kind, directory, sources):
 
 @pytest.mark.parametrize('size', [1, _K, 100])
 def test_sample_holds_right_rows_and_padding(directory, sources, size):
-  dataset = datasets.load(directory, 'train', configs_per_module=size)
+  dataset = loading.load(directory, 'train', configs_per_module=size)
   for name, value in dataset.element_spec.context_spec.features_spec.items():
     if name != 'module_id':
       assert value.shape[:2] == [1, size]
@@ -169,7 +170,7 @@ def test_samples_are_uniform_over_epochs(directory):
   counts = collections.Counter()
   drawn = set()
   epochs = 60
-  for graph in datasets.load(directory, 'train', configs_per_module=5, epochs=epochs):
+  for graph in loading.load(directory, 'train', configs_per_module=5, epochs=epochs):
     if _id(graph) == 'many-π模':
       ids = _configs(graph)['config_id'].tolist()
       counts.update(ids)
@@ -182,7 +183,7 @@ def test_samples_are_uniform_over_epochs(directory):
 def test_modules_do_not_share_their_sample(tmp_path, kind):
   # Equal positions in every module would tie the configs of modules together.
   directory = testing.convert_arrays(tmp_path, kind, {f'train/m{i}': _arrays(kind, 2, 40, i) for i in range(4)})
-  samples = {tuple(_configs(graph)['config_id']) for graph in datasets.load(directory, 'train', configs_per_module=5)}
+  samples = {tuple(_configs(graph)['config_id']) for graph in loading.load(directory, 'train', configs_per_module=5)}
   assert len(samples) == 4
 
 
@@ -192,7 +193,7 @@ def test_seed_decides_everything(directory, shuffle, global_seed):
     tf.random.set_seed(global_seed)
 
   def load(**options):
-    return datasets.load(directory, 'train', configs_per_module=3, shuffle=shuffle, **{'seed': 5, **options})
+    return loading.load(directory, 'train', configs_per_module=3, shuffle=shuffle, **{'seed': 5, **options})
 
   whole = list(load(epochs=3))
   first, second, third = (whole[i:i + len(whole) // 3] for i in range(0, len(whole), len(whole) // 3))
@@ -206,21 +207,21 @@ def test_seed_decides_everything(directory, shuffle, global_seed):
 
 def test_shuffle_gives_each_record_once_in_another_order(directory, sources):
   train = sorted(name.removeprefix('train/') for name in sources if name.startswith('train/'))
-  names = [_id(graph) for graph in datasets.load(directory, 'train', configs_per_module=1, shuffle=True, epochs=5)]
+  names = [_id(graph) for graph in loading.load(directory, 'train', configs_per_module=1, shuffle=True, epochs=5)]
   epochs = [tuple(names[i:i + len(train)]) for i in range(0, len(names), len(train))]
   assert all(sorted(epoch) == train for epoch in epochs)
   assert len(set(epochs)) > 1
 
 
 def test_without_shuffle_records_keep_their_order(directory):
-  names = [_id(graph) for graph in datasets.load(directory, 'train', configs_per_module=1, epochs=3)]
+  names = [_id(graph) for graph in loading.load(directory, 'train', configs_per_module=1, epochs=3)]
   assert names[:len(names) // 3] * 3 == names
 
 
 @pytest.mark.parametrize('size', [1, 5, _K, 64])
 def test_chunks_cover_each_config_once_in_order(directory, sources, size):
   ids = collections.defaultdict(list)
-  for graph in datasets.load(directory, 'train', configs_per_module=size, chunked=True):
+  for graph in loading.load(directory, 'train', configs_per_module=size, chunked=True):
     name = f'train/{_id(graph)}'
     configs = _configs(graph)
     assert configs['config_id'].shape == (size,)
@@ -231,10 +232,10 @@ def test_chunks_cover_each_config_once_in_order(directory, sources, size):
 
 def test_records_of_a_split_module_hold_each_config_once(split_directory, sources):
   ids, count = collections.defaultdict(list), collections.Counter()
-  for graph in datasets.load(split_directory, 'train', configs_per_module=3, chunked=True):
+  for graph in loading.load(split_directory, 'train', configs_per_module=3, chunked=True):
     name = f'train/{_id(graph)}'
     ids[name].extend(_assert_rows(_configs(graph), sources[name]))
-  for graph in datasets.load(split_directory, 'train'):
+  for graph in loading.load(split_directory, 'train'):
     count[f'train/{_id(graph)}'] += 1
   for name, found in ids.items():
     assert sorted(found) == list(range(sources[name]['config_runtime'].size))
@@ -243,8 +244,8 @@ def test_records_of_a_split_module_hold_each_config_once(split_directory, source
 
 def test_of_module_equals_load(directory, kind, sources, tmp_path):
   np.savez(tmp_path / 'other.npz', **sources['valid/other'])
-  _assert_equal(datasets.of_module(npz.load(tmp_path / 'other.npz', kind=kind), configs_per_module=4),
-                datasets.load(directory, 'valid', configs_per_module=4, chunked=True))
+  _assert_equal(loading.of_module(npz.load(tmp_path / 'other.npz', kind=kind), configs_per_module=4),
+                loading.load(directory, 'valid', configs_per_module=4, chunked=True))
 
 
 def _relative(tmp_path, runtime, normalizers):
@@ -254,7 +255,7 @@ def _relative(tmp_path, runtime, normalizers):
     arrays = testing.tile_arrays(n=1, c=len(runtime), config_runtime=np.array(runtime),
                                  config_runtime_normalizers=np.array(normalizers))
   directory = testing.convert_arrays(tmp_path, 'layout' if normalizers is None else 'tile', {'train/a': arrays})
-  (graph,) = datasets.load(directory, 'train')
+  (graph,) = loading.load(directory, 'train')
   return _configs(graph)['relative_runtime']
 
 
@@ -277,7 +278,7 @@ def test_relative_runtime_by_hand(tmp_path):
 @settings(deadline=None, max_examples=50)
 def test_relative_runtime_keeps_the_order_of_the_ratio(pairs):
   runtime, normalizer = np.array(pairs).T
-  relative = datasets.relative_runtimes({
+  relative = loading.relative_runtimes({
       'config_runtime': tf.constant(runtime), 'config_runtime_normalizer': tf.constant(normalizer)}).numpy()
   ratio = module_lib.relative_runtime(runtime, normalizer)
   order = np.argsort(ratio, kind='stable')
@@ -291,8 +292,8 @@ def test_relative_runtime_keeps_the_order_of_the_ratio(pairs):
 
 @pytest.mark.parametrize('size', [1, 2, 3])
 def test_batch_equals_its_graphs_side_by_side(directory, size):
-  alone = list(datasets.load(directory, 'train', configs_per_module=_K))
-  batches = list(datasets.batch(datasets.load(directory, 'train', configs_per_module=_K), size, drop_remainder=False))
+  alone = list(loading.load(directory, 'train', configs_per_module=_K))
+  batches = list(loading.batch(loading.load(directory, 'train', configs_per_module=_K), size, drop_remainder=False))
   assert len(batches) == -(-len(alone) // size)
   for i, batch in enumerate(batches):
     _assert_merged(batch, alone[i * size:(i + 1) * size])
@@ -318,14 +319,14 @@ def _assert_merged(batch, graphs):
 
 
 def test_batch_drops_the_remainder(directory):
-  alone = list(datasets.load(directory, 'train', configs_per_module=2))
-  batches = datasets.batch(datasets.load(directory, 'train', configs_per_module=2), 4)
+  alone = list(loading.load(directory, 'train', configs_per_module=2))
+  batches = loading.batch(loading.load(directory, 'train', configs_per_module=2), 4)
   assert len(list(batches)) == len(alone) // 4
   assert batches.element_spec.context_spec.features_spec['config_id'].shape == [4, 2]
 
 
 def test_smallest_module_is_one_of_its_kind(kind):
-  (graph,) = datasets.of_module(datasets.smallest_module(kind), configs_per_module=2)
+  (graph,) = loading.of_module(module_lib.smallest_module(kind), configs_per_module=2)
   np.testing.assert_array_equal(_configs(graph)['config_id'], [0, -1])
   assert graph.node_sets['op'].total_size == 1
 
@@ -336,12 +337,12 @@ def _shard(directory, split='train'):
 
 def _refusal(directory, split='train'):
   with pytest.raises(errors.InputError) as info:
-    datasets.load(str(directory), split)
+    loading.load(str(directory), split)
   return info.value
 
 
 def test_sound_directory_has_sound_shards(directory):
-  datasets.open_directory(directory).check_shards()
+  directory_lib.open_directory(directory).check_shards()
 
 
 def test_missing_shard_is_named(damaged):
@@ -389,14 +390,14 @@ def test_flipped_byte_is_named(damaged, position, options):
   data = bytearray(shard.read_bytes())
   data[position] ^= 0x10
   shard.write_bytes(data)
-  directory = datasets.open_directory(damaged)  # Same length: only reading tells.
-  with pytest.raises(errors.InputError) as info, datasets.damage_explained(directory):
-    list(datasets.load(directory, 'train', **options))
+  directory = directory_lib.open_directory(damaged)  # Same length: only reading tells.
+  with pytest.raises(errors.InputError) as info, directory_lib.damage_explained(directory):
+    list(loading.load(directory, 'train', **options))
   assert (info.value.reason, info.value.path) == ('damaged shard', str(shard))
 
 
 def test_other_errors_pass_while_shards_are_sound(directory):
-  with pytest.raises(tf.errors.InvalidArgumentError), datasets.damage_explained(datasets.open_directory(directory)):
+  with pytest.raises(tf.errors.InvalidArgumentError), directory_lib.damage_explained(directory_lib.open_directory(directory)):
     raise tf.errors.InvalidArgumentError(None, None, 'of another cause')
 
 
@@ -439,4 +440,4 @@ def test_missing_statistics_are_named(damaged):
 @pytest.mark.parametrize('size', [0, -1])
 def test_sample_of_nothing_is_refused(directory, size):
   with pytest.raises(errors.InputError, match='configs_per_module'):
-    datasets.load(directory, 'train', configs_per_module=size)
+    loading.load(directory, 'train', configs_per_module=size)

@@ -16,23 +16,16 @@ them, where K stands for a ragged dimension.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-import contextlib
-import dataclasses
-import json
+from collections.abc import Mapping
 import os
-from typing import Any
 
-import google_crc32c
-import numpy as np
 import tensorflow as tf
 
 from tpu_graphs import errors
 from tpu_graphs.compat import tfgnn
-from tpu_graphs.dataset import manifest as manifest_lib
+from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.dataset import records
 from tpu_graphs.dataset import schema
-from tpu_graphs.dataset import statistics as statistics_lib
 from tpu_graphs.modules import features
 from tpu_graphs.modules import module as module_lib
 
@@ -46,141 +39,7 @@ CONFIG_FILLERS = {'config_id': PADDING, 'config_runtime': module_lib.UNMEASURED,
                   'config_runtime_normalizer': module_lib.UNMEASURED, 'relative_runtime': module_lib.UNMEASURED}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class DatasetDirectory:
-  """A dataset directory whose shards were found complete.
-
-  Attributes:
-    path: of the directory.
-    manifest: its manifest.
-    statistics: the content of `statistics.json`; `statistics.parse` reads it.
-  """
-  path: str
-  manifest: manifest_lib.Manifest
-  statistics: dict[str, Any]
-
-  @property
-  def kind(self) -> str:
-    return self.manifest.kind
-
-  def split(self, name: str) -> manifest_lib.Split:
-    """The split `name`.
-
-    Raises:
-      InputError: there is no such split.
-    """
-    if name not in self.manifest.splits:
-      raise errors.InputError('split missing', path=self.path, found=' '.join(self.manifest.splits), expected=name,
-                              fix='choose another split, or convert with --split')
-    return self.manifest.splits[name]
-
-  def check_shards(self) -> None:
-    """Reads every shard and compares its checksum.
-
-    Raises:
-      InputError: a shard is damaged; names it.
-    """
-    for split in self.manifest.splits.values():
-      for shard in split.shards:
-        path = os.path.join(self.path, shard.name)
-        checksum = 0
-        with tf.io.gfile.GFile(path, 'rb') as file:
-          while block := file.read(16 << 20):
-            checksum = google_crc32c.extend(checksum, block)
-        if f'{checksum:08x}' != shard.crc32c:
-          raise errors.InputError('damaged shard', path=path, found=f'crc32c {checksum:08x}', expected=shard.crc32c,
-                                  fix='copy or convert the dataset again')
-
-
-def open_directory(directory: str | os.PathLike[str]) -> DatasetDirectory:
-  """Opens a dataset directory, checking that each shard of its manifest is there in full length and no other.
-
-  Raises:
-    InputError: no dataset, or missing, extra or truncated shards; names them.
-  """
-  directory = os.fspath(directory)
-  manifest = read_manifest(directory)
-  for fault in shard_faults(directory, manifest):
-    raise fault
-  statistics = read_statistics(os.path.join(directory, manifest_lib.STATISTICS_NAME),
-                               num_extra=manifest.choices.num_extra)
-  return DatasetDirectory(directory, manifest, statistics)
-
-
-def read_manifest(directory: str) -> manifest_lib.Manifest:
-  """The manifest of a dataset directory.
-
-  Raises:
-    InputError: there is none, or it is damaged or of another format version.
-  """
-  path = os.path.join(directory, manifest_lib.FILE_NAME)
-  if not tf.io.gfile.exists(path):
-    raise errors.InputError('no dataset', path=directory, found=f'no {manifest_lib.FILE_NAME}',
-                            expected='a directory that convert has finished')
-  return manifest_lib.loads(read_text(path), path=path)
-
-
-def shard_faults(directory: str, manifest: manifest_lib.Manifest) -> Iterator[errors.InputError]:
-  """What of the files in a dataset directory is missing, extra, or not as long as `manifest` says, one by one."""
-  for name in manifest_lib.SPLITS:
-    shards = manifest.splits[name].shards if name in manifest.splits else ()
-    expected = {shard.name: shard.bytes for shard in shards}
-    folder = os.path.join(directory, name)
-    found = {f'{name}/{file}' for file in (tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else ())}
-    for shard in sorted(found ^ set(expected)):
-      yield errors.InputError('shard missing' if shard in expected else 'extra file',
-                              path=os.path.join(directory, shard),
-                              expected=f'the {len(expected)} shards of {manifest_lib.FILE_NAME}',
-                              fix='copy or convert the dataset again' if shard in expected else 'remove it')
-    for shard in sorted(found & set(expected)):
-      length = tf.io.gfile.stat(os.path.join(directory, shard)).length
-      if length != expected[shard]:
-        yield errors.InputError('shard of wrong size', path=os.path.join(directory, shard), found=f'{length} bytes',
-                                expected=f'{expected[shard]} bytes', fix='copy or convert the dataset again')
-
-
-def read_statistics(path: str, *, num_extra: int) -> dict[str, Any]:
-  """The content of a `statistics.json`, checked; see `statistics.parse`.
-
-  Raises:
-    InputError: it is missing, damaged, of another format version, or of other data.
-  """
-  with errors.in_file(path):
-    try:
-      content = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-      raise errors.InputError('damaged statistics', found=error, fix='copy the directory again') from error
-    statistics_lib.parse(content, num_extra=num_extra)
-  return content
-
-
-def read_text(path: str) -> str:
-  """The content of a text file of a dataset or run directory.
-
-  Raises:
-    InputError: it is missing, cannot be read, or is no text.
-  """
-  try:
-    with tf.io.gfile.GFile(path) as file:
-      return file.read()
-  except tf.errors.NotFoundError as error:
-    raise errors.InputError('file missing', path=path,
-                            fix='check its name, or copy the directory it belongs to again') from error
-  except (UnicodeDecodeError, tf.errors.OpError) as error:
-    raise errors.InputError('cannot read file', path=path, found=' '.join(str(error).split())) from error
-
-
-@contextlib.contextmanager
-def damage_explained(directory: DatasetDirectory) -> Iterator[None]:
-  """Names the shard where reading fails inside the block: TensorFlow's error tells neither file nor record."""
-  try:
-    yield
-  except (tf.errors.DataLossError, tf.errors.InvalidArgumentError):
-    directory.check_shards()
-    raise
-
-
-def load(directory: DatasetDirectory | str | os.PathLike[str], split: str, *, configs_per_module: int | None = None,
+def load(directory: directory_lib.DatasetDirectory | str | os.PathLike[str], split: str, *, configs_per_module: int | None = None,
          chunked: bool = False, shuffle: bool = False, seed: int = 0, first_epoch: int = 0,
          epochs: int | None = 1) -> tf.data.Dataset:
   """A dataset of decoded GraphTensors (see the module's docstring), one per record.
@@ -200,8 +59,8 @@ def load(directory: DatasetDirectory | str | os.PathLike[str], split: str, *, co
   Raises:
     InputError: see `open_directory` and `DatasetDirectory.split`.
   """
-  if not isinstance(directory, DatasetDirectory):
-    directory = open_directory(directory)
+  if not isinstance(directory, directory_lib.DatasetDirectory):
+    directory = directory_lib.open_directory(directory)
   if chunked and configs_per_module is None:
     raise errors.InputError('size of the chunks missing', where='configs_per_module', expected='>= 1')
   if configs_per_module is not None and configs_per_module < 1:
@@ -333,25 +192,6 @@ def relative_runtimes(context: Mapping[str, tf.Tensor]) -> tf.Tensor:
   ratio = tf.minimum(tf.cast(runtime, tf.float64) / normalizer, 2.0**30)
   fixed = tf.maximum(tf.cast(tf.round(ratio * _FIXED_POINT), tf.int64), 1)
   return tf.where(runtime == module_lib.UNMEASURED, tf.constant(module_lib.UNMEASURED, tf.int64), fixed)
-
-
-def smallest_module(kind: str, *, num_extra: int = 0) -> module_lib.Module:
-  """A module of one op with one config, all zeros, to make a model or a function with before any data is there.
-
-  Args:
-    kind: 'tile' or 'layout'.
-    num_extra: number of columns of its extra features.
-  """
-  arrays: dict[str, dict[str, Any]] = {
-      'tile': {'config_feat': np.zeros((1, features.NUM_TILE_FEATURES), np.float32),
-               'config_runtime_normalizers': np.array([module_lib.UNMEASURED])},
-      'layout': {'node_config_ids': np.array([0]),
-                 'node_config_feat': np.zeros((1, 1, features.NUM_LAYOUT_FEATURES), np.int8)}}
-  return module_lib.Module(
-      module_id='smallest', kind=kind, node_opcode=np.array([0]), edge_index=np.zeros((0, 2), np.int64),
-      node_feat=np.zeros((1, features.NUM_NODE_FEATURES), np.float32), node_splits=np.array([0, 1]),
-      extra_feat=np.zeros((1, num_extra), np.float32),
-      config_runtime=np.array([module_lib.UNMEASURED]), config_id=np.array([0]), **arrays[kind])
 
 
 def without_strings(graph: tfgnn.GraphTensor) -> tfgnn.GraphTensor:
