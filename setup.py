@@ -1,6 +1,7 @@
 """Packs the library, the pipelines and the baselines as one distribution.
 
-Dataflow workers install it through `--setup_file=./setup.py`, so it needs nothing but setuptools and this folder.
+Dataflow workers install it through `--setup_file=./setup.py`, so it needs nothing but setuptools
+and this folder.
 """
 
 import pathlib
@@ -19,70 +20,103 @@ def _version() -> str:
 
 
 class _BuildNative(build_ext.build_ext):
-  """Finds pybind11 only where the extension is built: all else that setup.py does needs no more than setuptools."""
+  """Finds pybind11 only where the extension is built: all else that setup.py does needs no more
+  than setuptools.
+  """
 
   def build_extension(self, ext):
     import pybind11
+
     ext.include_dirs.append(pybind11.get_include())
     super().build_extension(ext)
 
 
 NATIVE = ROOT / 'tpu_graphs' / 'hlo' / 'cc'
-JAX = ['jax==0.4.30', 'jaxlib==0.4.30']  # The newest that shares an environment with TensorFlow 2.15.
+JAX = [
+  'jax==0.4.30',
+  'jaxlib==0.4.30',
+]  # The newest that shares an environment with TensorFlow 2.15.
 BEAM = '>=2.77,<2.78'
 
 setuptools.setup(
-    name='tpu_graphs',
-    version=_version(),
-    description='Learns from measured XLA programs which compiler configurations are fast',
-    long_description=(ROOT / 'README.md').read_text(encoding='utf-8'),
-    long_description_content_type='text/markdown',
-    license='Apache-2.0',
-    license_files=['LICENSE'],
-    classifiers=[
-        'Intended Audience :: Developers',
-        'Intended Audience :: Science/Research',
-        'Programming Language :: Python :: 3.10',
-        'Programming Language :: Python :: 3.11',
-        'Topic :: Scientific/Engineering :: Artificial Intelligence',
-        'Topic :: Software Development :: Compilers',
+  name='tpu_graphs',
+  version=_version(),
+  description='Learns from measured XLA programs which compiler configurations are fast',
+  long_description=(ROOT / 'README.md').read_text(encoding='utf-8'),
+  long_description_content_type='text/markdown',
+  license='Apache-2.0',
+  license_files=['LICENSE'],
+  classifiers=[
+    'Intended Audience :: Developers',
+    'Intended Audience :: Science/Research',
+    'Programming Language :: Python :: 3.10',
+    'Programming Language :: Python :: 3.11',
+    'Topic :: Scientific/Engineering :: Artificial Intelligence',
+    'Topic :: Software Development :: Compilers',
+  ],
+  python_requires='>=3.10,<3.12',
+  packages=setuptools.find_packages(
+    include=['tpu_graphs', 'tpu_graphs.*', 'pipelines', 'pipelines.*', 'baselines', 'baselines.*']
+  ),
+  package_data={
+    'tpu_graphs': ['schemas/*.pbtxt', 'tables/*.csv'],
+    'baselines.evaluation': ['report_assets/*'],
+  },
+  ext_modules=[
+    setuptools.Extension(
+      'tpu_graphs.hlo._native',
+      sources=[str(path.relative_to(ROOT)) for path in sorted(NATIVE.glob('*.cc'))],
+      depends=[str(path.relative_to(ROOT)) for path in sorted(NATIVE.glob('*.h'))],
+      extra_compile_args=['-std=c++17', '-O3', '-fvisibility=hidden', '-Wall', '-Wextra'],
+      language='c++',
+      optional=True,
+    )
+  ],  # Without a compiler, HLO is read in Python.
+  cmdclass={'build_ext': _BuildNative},
+  entry_points={'console_scripts': ['tpu-graphs = tpu_graphs.cli:main']},
+  install_requires=[
+    'absl-py>=1.0',
+    f'apache-beam[tfrecord]{BEAM}',
+    'google-apitools>=0.5.31,<0.5.32',  # Without it Beam prints a warning whenever it is imported.
+    'google-crc32c>=1.5,<2',  # Beam's TFRecord checksums in C; without it they are computed in Python.
+    'isal>=1.7,<2',  # Inflates and compresses npz files several times as fast as zlib.
+    'numpy>=1.23.5,<2',
+    'protobuf>=4.25,<5',  # TensorFlow 2.15 needs < 5, Beam 2.77 refuses most of 4.21 to 4.24.
+    'tensorflow>=2.15,<2.16',  # What TF-Ranking allows; for newer ones see docs/newer_tensorflow.md.
+    'tensorflow-gnn>=1.0.3,<1.1',
+    'tensorflow-ranking>=0.5.5,<0.6',
+  ],
+  extras_require={
+    # ruff and mypy change with each minor release. TensorBoard 2.15 imports pkg_resources, gone in
+    # setuptools 82.
+    'dev': [
+      *JAX,
+      f'apache-beam[dask]{BEAM}',
+      'build',
+      'hypothesis',
+      'mypy>=2.4,<2.5',
+      'pybind11>=2.13,<4',
+      'pytest>=8',
+      'pytest-xdist>=3',
+      'ruff>=0.17,<0.18',
+      'scipy',
+      'selenium>=4.11,<5',
+      'setuptools>=68,<82',
+      'types-protobuf',
+      'wheel',
     ],
-    python_requires='>=3.10,<3.12',
-    packages=setuptools.find_packages(include=['tpu_graphs', 'tpu_graphs.*', 'pipelines', 'pipelines.*', 'baselines',
-                                               'baselines.*']),
-    package_data={'tpu_graphs': ['schemas/*.pbtxt', 'tables/*.csv'], 'baselines.evaluation': ['report_assets/*']},
-    ext_modules=[setuptools.Extension(
-        'tpu_graphs.hlo._native',
-        sources=[str(path.relative_to(ROOT)) for path in sorted(NATIVE.glob('*.cc'))],
-        depends=[str(path.relative_to(ROOT)) for path in sorted(NATIVE.glob('*.h'))],
-        extra_compile_args=['-std=c++17', '-O3', '-fvisibility=hidden', '-Wall', '-Wextra'],
-        language='c++',
-        optional=True)],  # Without a compiler, HLO is read in Python.
-    cmdclass={'build_ext': _BuildNative},
-    entry_points={'console_scripts': ['tpu-graphs = tpu_graphs.cli:main']},
-    install_requires=[
-        'absl-py>=1.0',
-        f'apache-beam[tfrecord]{BEAM}',
-        'google-apitools>=0.5.31,<0.5.32',  # Without it Beam prints a warning whenever it is imported.
-        'google-crc32c>=1.5,<2',  # Beam's TFRecord checksums in C; without it they are computed in Python.
-        'isal>=1.7,<2',  # Inflates and compresses npz files several times as fast as zlib.
-        'numpy>=1.23.5,<2',
-        'protobuf>=4.25,<5',  # TensorFlow 2.15 needs < 5, Beam 2.77 refuses most of 4.21 to 4.24.
-        'tensorflow>=2.15,<2.16',  # What TF-Ranking allows; for newer ones see docs/newer_tensorflow.md.
-        'tensorflow-gnn>=1.0.3,<1.1',
-        'tensorflow-ranking>=0.5.5,<0.6',
+    # What Beam needs for gs:// paths and Dataflow. Its own extra adds clients of databases that
+    # need protobuf 6.
+    'gcp': [
+      'google-api-core>=2.20,<2.31',
+      'google-auth>=2,<3',
+      'google-auth-httplib2>=0.1,<0.3',
+      'google-cloud-dataflow-client>=0.13,<0.14',
+      'google-cloud-resource-manager>=1.12,<2',
+      'google-cloud-storage>=2.18.2,<4',
     ],
-    extras_require={
-        # ruff and mypy change with each minor release. TensorBoard 2.15 imports pkg_resources, gone in setuptools 82.
-        'dev': [*JAX, f'apache-beam[dask]{BEAM}', 'build', 'hypothesis', 'mypy>=2.4,<2.5', 'pybind11>=2.13,<4',
-                'pytest>=8', 'pytest-xdist>=3', 'ruff>=0.17,<0.18', 'scipy', 'selenium>=4.11,<5', 'setuptools>=68,<82',
-                'types-protobuf', 'wheel'],
-        # What Beam needs for gs:// paths and Dataflow. Its own extra adds clients of databases that need protobuf 6.
-        'gcp': ['google-api-core>=2.20,<2.31', 'google-auth>=2,<3', 'google-auth-httplib2>=0.1,<0.3',
-                'google-cloud-dataflow-client>=0.13,<0.14', 'google-cloud-resource-manager>=1.12,<2',
-                'google-cloud-storage>=2.18.2,<4'],
-        'dask': [f'apache-beam[dask]{BEAM}'],
-        'jax': JAX,  # Programs of JAX, and HLO text, which jaxlib parses.
-        'collect': JAX,
-    },
+    'dask': [f'apache-beam[dask]{BEAM}'],
+    'jax': JAX,  # Programs of JAX, and HLO text, which jaxlib parses.
+    'collect': JAX,
+  },
 )

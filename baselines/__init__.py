@@ -1,4 +1,6 @@
-"""Models and their training. Importing this before TensorFlow keeps TensorFlow's C++ log off the terminal."""
+"""Models and their training. Importing this before TensorFlow keeps TensorFlow's C++ log off the
+terminal.
+"""
 
 import os
 

@@ -1,4 +1,6 @@
-"""Scores of all configs of modules, from a dataset directory or from a `Module`: what evaluation and ranking share."""
+"""Scores of all configs of modules, from a dataset directory or from a `Module`: what evaluation
+and ranking share.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +36,7 @@ class ScoredModule:
     relative_runtime: [C], what metrics judge by; see `module.relative_runtime`.
     score: float32 [C], lower = predicted faster.
   """
+
   module_id: str
   config_id: np.ndarray
   runtime: np.ndarray
@@ -42,7 +45,9 @@ class ScoredModule:
 
   @property
   def order(self) -> np.ndarray:
-    """Indices of the configs, predicted fastest first; equal scores keep their order in the source. int64 [C]."""
+    """Indices of the configs, predicted fastest first; equal scores keep their order in the
+    source. int64 [C].
+    """
     return np.argsort(self.score, kind='stable')
 
   @property
@@ -53,8 +58,13 @@ class ScoredModule:
   def measured(self) -> ScoredModule:
     """The same module with its measured configs only."""
     kept = self.runtime != module_lib.UNMEASURED
-    return dataclasses.replace(self, **{name: getattr(self, name)[kept]
-                                        for name in ('config_id', 'runtime', 'relative_runtime', 'score')})
+    return dataclasses.replace(
+      self,
+      **{
+        name: getattr(self, name)[kept]
+        for name in ('config_id', 'runtime', 'relative_runtime', 'score')
+      },
+    )
 
 
 def judge(module: ScoredModule, ks: Sequence[int]) -> metrics.ModuleMetrics:
@@ -72,6 +82,7 @@ class Scorer:
     replicas: number of batches that are scored at a time, on a device each.
     static_shapes: whether it wants the batches of a split padded to one shape.
   """
+
   function: Callable[..., Sequence[tf.Tensor]]
   replicas: int
   static_shapes: bool
@@ -79,48 +90,64 @@ class Scorer:
   def __call__(self, graphs: Sequence[tfgnn.GraphTensor]) -> list[np.ndarray]:
     """The scores of 1 to `replicas` batches, float32 [B, CHUNK] each."""
     filled = [*graphs, *[graphs[-1]] * (self.replicas - len(graphs))]
-    return [scores.numpy() for scores in self.function(*filled)][:len(graphs)]
+    return [scores.numpy() for scores in self.function(*filled)][: len(graphs)]
 
 
-def make_scorer(model: tf.keras.Model, kind: str, *, num_extra: int = 0,
-                strategy: tf.distribute.Strategy | None = None, static_shapes: bool = False) -> Scorer:
+def make_scorer(
+  model: tf.keras.Model,
+  kind: str,
+  *,
+  num_extra: int = 0,
+  strategy: tf.distribute.Strategy | None = None,
+  static_shapes: bool = False,
+) -> Scorer:
   """Makes a scorer.
 
   Args:
     model: see `baselines.models`.
     kind: 'tile' or 'layout'.
     num_extra: number of columns of extra features that it takes.
-    strategy: under which the model was made, to use all its devices; None: where TensorFlow puts it.
-    static_shapes: pad the batches of a split to one shape, and compile the model for it with XLA; else it is traced for
-      batches of any size.
+    strategy: under which the model was made, to use all its devices; None: where TensorFlow puts
+      it.
+    static_shapes: pad the batches of a split to one shape, and compile the model for it with
+      XLA; else it is traced for batches of any size.
   """
   # Each worker of a cluster scores everything on its own devices.
   replicas = 1 if strategy is None else len(strategy.extended.worker_devices)
   compiled = tf.function(model, jit_compile=static_shapes, autograph=False)
 
-  def score(graph: tfgnn.GraphTensor) -> tf.Tensor:  # Given `compiled`, MirroredStrategy compiles all replicas as one.
+  def score(
+    graph: tfgnn.GraphTensor,
+  ) -> tf.Tensor:  # Given `compiled`, MirroredStrategy compiles all replicas as one.
     return compiled(graph)
 
   def function(*graphs: tfgnn.GraphTensor) -> Sequence[tf.Tensor]:
     if strategy is None:
       return [score(graph) for graph in graphs]
     values = strategy.experimental_distribute_values_from_function(
-        lambda context: graphs[context.replica_id_in_sync_group % replicas])
+      lambda context: graphs[context.replica_id_in_sync_group % replicas]
+    )
     return strategy.experimental_local_results(strategy.run(score, args=(values,)))
 
   signature = None if static_shapes else [_any_batch(kind, num_extra)] * replicas
-  unconverted = tf.autograph.experimental.do_not_convert(function)  # Converting all layers would take seconds.
+  unconverted = tf.autograph.experimental.do_not_convert(
+    function
+  )  # Converting all layers would take seconds.
   return Scorer(tf.function(unconverted, input_signature=signature), replicas, static_shapes)
 
 
 @functools.cache  # It takes seconds to find.
 def _any_batch(kind: str, num_extra: int) -> tfgnn.GraphTensorSpec:
   """What batches of any size have in common."""
-  smallest = batching.of_module(module_lib.smallest_module(kind, num_extra=num_extra), configs_per_module=CHUNK)
+  smallest = batching.of_module(
+    module_lib.smallest_module(kind, num_extra=num_extra), configs_per_module=CHUNK
+  )
   return loading.batch(smallest, 1, drop_remainder=False).element_spec
 
 
-def score_split(scorer: Scorer, directory: directory_lib.DatasetDirectory, split: str) -> Iterator[ScoredModule]:
+def score_split(
+  scorer: Scorer, directory: directory_lib.DatasetDirectory, split: str
+) -> Iterator[ScoredModule]:
   """Scores every config of every module of a split.
 
   Raises:
@@ -130,12 +157,19 @@ def score_split(scorer: Scorer, directory: directory_lib.DatasetDirectory, split
     yield from _score(scorer, _split_batches(directory, split, static_shapes=scorer.static_shapes))
 
 
-@functools.lru_cache(maxsize=4)  # To make a pipeline takes seconds, and training scores a split after each epoch.
-def _split_batches(directory: directory_lib.DatasetDirectory, split: str, *, static_shapes: bool) -> tf.data.Dataset:
+@functools.lru_cache(
+  maxsize=4
+)  # To make a pipeline takes seconds, and training scores a split after each epoch.
+def _split_batches(
+  directory: directory_lib.DatasetDirectory, split: str, *, static_shapes: bool
+) -> tf.data.Dataset:
   shards = directory.split(split)
   mean_ops = shards.total_sizes['ops'] / max(shards.records, 1)
-  options = batching.BatchOptions(batch_size=max(1, int(_OPS_PER_BATCH / max(mean_ops, 1))), configs_per_module=CHUNK,
-                                  shapes=1 if static_shapes else None)
+  options = batching.BatchOptions(
+    batch_size=max(1, int(_OPS_PER_BATCH / max(mean_ops, 1))),
+    configs_per_module=CHUNK,
+    shapes=1 if static_shapes else None,
+  )
   return batching.batches(directory, split, options, epochs=1, chunked=True, with_ids=True)
 
 
@@ -146,21 +180,30 @@ def score_module(scorer: Scorer, module: module_lib.Module) -> ScoredModule:
     InputError: it has no config, or a score is NaN.
   """
   if not module.num_configs:
-    raise errors.InputError('no config to score', where=module.module_id, found='a program without configs',
-                            expected='at least one config')
+    raise errors.InputError(
+      'no config to score',
+      where=module.module_id,
+      found='a program without configs',
+      expected='at least one config',
+    )
   (scored,) = _score(scorer, batching.of_module(module, configs_per_module=CHUNK, with_ids=True))
   return scored
 
 
 def _score(scorer: Scorer, batches: tf.data.Dataset) -> Iterator[ScoredModule]:
   columns = ('config_id', 'config_runtime', 'config_runtime_normalizer')
-  collected: dict[bytes, dict[str, list[np.ndarray]]] = collections.defaultdict(lambda: collections.defaultdict(list))
+  collected: dict[bytes, dict[str, list[np.ndarray]]] = collections.defaultdict(
+    lambda: collections.defaultdict(list)
+  )
   iterator = iter(batches)
   while graphs := list(itertools.islice(iterator, scorer.replicas)):
     scores = scorer([loading.without_strings(graph) for graph in graphs])
     for graph, score in zip(graphs, scores, strict=True):
       context = graph.context.features
-      values = {'score': score, **{name: context[name].numpy() for name in columns if name in context}}
+      values = {
+        'score': score,
+        **{name: context[name].numpy() for name in columns if name in context},
+      }
       for i, module_id in enumerate(context['module_id'].numpy()):
         real = values['config_id'][i] != loading.PADDING
         if not real.any():  # A component of padding.
@@ -169,13 +212,24 @@ def _score(scorer: Scorer, batches: tf.data.Dataset) -> Iterator[ScoredModule]:
           collected[module_id][name].append(value[i][real])
   for module_id in sorted(collected):
     arrays = {name: np.concatenate(parts) for name, parts in collected[module_id].items()}
-    order = np.argsort(arrays['config_id'], kind='stable')  # Several records share a module's configs out.
+    order = np.argsort(
+      arrays['config_id'], kind='stable'
+    )  # Several records share a module's configs out.
     arrays = {name: array[order] for name, array in arrays.items()}
     name = module_id.decode()
     if not np.isfinite(arrays['score']).all():
-      raise errors.InputError('score not finite', where=f'module {name}', found=arrays['score'][
-          ~np.isfinite(arrays['score'])][0], fix='train again, with a lower learning rate')
+      raise errors.InputError(
+        'score not finite',
+        where=f'module {name}',
+        found=arrays['score'][~np.isfinite(arrays['score'])][0],
+        fix='train again, with a lower learning rate',
+      )
     yield ScoredModule(
-        module_id=name, config_id=arrays['config_id'], runtime=arrays['config_runtime'], score=arrays['score'],
-        relative_runtime=module_lib.relative_runtime(arrays['config_runtime'],
-                                                     arrays.get('config_runtime_normalizer')))
+      module_id=name,
+      config_id=arrays['config_id'],
+      runtime=arrays['config_runtime'],
+      score=arrays['score'],
+      relative_runtime=module_lib.relative_runtime(
+        arrays['config_runtime'], arrays.get('config_runtime_normalizer')
+      ),
+    )

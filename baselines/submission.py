@@ -4,10 +4,11 @@
     --data=data/tile --data=data/layout --out=submission.csv --partial
   tpu-graphs submission --score=submission.csv --data=data/tile --split=valid --partial
 
-A data directory serves the collection that it was converted as. A complete submission has 894 rows, the test splits of
-all five collections; --partial allows fewer. The score is that of the competition: for tile 2 - best of the first five
-configs / best of all, for layout Kendall's tau, the mean over modules and then over collections. It needs runtimes,
-which the public test files do not hold.
+A data directory serves the collection that it was converted as. A complete submission has 894
+rows, the test splits of all five collections; --partial allows fewer. The score is that of the
+competition: for tile 2 - best of the first five configs / best of all, for layout Kendall's tau,
+the mean over modules and then over collections. It needs runtimes, which the public test files
+do not hold.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ from tpu_graphs.metrics import submission
 from tpu_graphs.modules import module as module_lib
 
 
-def write(*, run_of: Mapping[str, str], data: Sequence[str], split: str, out: str,
-          partial: bool = False) -> dict[str, int]:
+def write(
+  *, run_of: Mapping[str, str], data: Sequence[str], split: str, out: str, partial: bool = False
+) -> dict[str, int]:
   """Ranks the configs of a split by trained models and writes a submission.
 
   Args:
@@ -55,14 +57,25 @@ def write(*, run_of: Mapping[str, str], data: Sequence[str], split: str, out: st
   directories = _open(data)
   for needed, given, flag in ((directories, run_of, '--run'), (run_of, directories, '--data')):
     if lacking := [collection for collection in needed if collection not in given]:
-      raise errors.InputError(f'collection without {flag}', found=', '.join(lacking), fix=f'give {flag} for it as well')
-  counts = {collection: directories[collection].split(split).modules for collection in submission.ROWS
-            if collection in run_of}
+      raise errors.InputError(
+        f'collection without {flag}', found=', '.join(lacking), fix=f'give {flag} for it as well'
+      )
+  counts = {
+    collection: directories[collection].split(split).modules
+    for collection in submission.ROWS
+    if collection in run_of
+  }
   missing = _missing(counts, split)
   if missing and not partial:
-    raise errors.InputError('submission incomplete', found=', '.join(missing), expected='all rows',
-                            fix='give --run and --data for all collections, or --partial')
-  loaded = {collection: runs.load_for(run_of[collection], directories[collection]) for collection in counts}
+    raise errors.InputError(
+      'submission incomplete',
+      found=', '.join(missing),
+      expected='all rows',
+      fix='give --run and --data for all collections, or --partial',
+    )
+  loaded = {
+    collection: runs.load_for(run_of[collection], directories[collection]) for collection in counts
+  }
   with runs.refusal_explained(out):  # Before the work.
     tf.io.gfile.makedirs(os.path.dirname(out) or '.')
   if tf.io.gfile.isdir(out):
@@ -70,20 +83,24 @@ def write(*, run_of: Mapping[str, str], data: Sequence[str], split: str, out: st
   lines = [submission.HEADER]
   for collection, run in loaded.items():
     scorer = scoring.make_scorer(run.model, run.kind, num_extra=run.choices.num_extra)
-    lines.extend(submission.row(collection, scored.module_id, scored.config_id, scored.order)
-                 for scored in scoring.score_split(scorer, directories[collection], split))
+    lines.extend(
+      submission.row(collection, scored.module_id, scored.config_id, scored.order)
+      for scored in scoring.score_split(scorer, directories[collection], split)
+    )
   with runs.writing(out) as file:
     file.write('\n'.join([*lines, '']))
   return counts
 
 
-def score(*, path: str, data: Sequence[str], split: str,
-          partial: bool = False) -> dict[str, submission.CollectionScore]:
+def score(
+  *, path: str, data: Sequence[str], split: str, partial: bool = False
+) -> dict[str, submission.CollectionScore]:
   """Scores a submission.
 
   Args:
     path: of the CSV file.
-    data: dataset directories with runtimes, of different collections; rows of other collections are not scored.
+    data: dataset directories with runtimes, of different collections; rows of other collections
+      are not scored.
     split: 'train', 'valid' or 'test'.
     partial: whether modules may be without a row; they do not count.
 
@@ -91,21 +108,32 @@ def score(*, path: str, data: Sequence[str], split: str,
     Collection -> score.
 
   Raises:
-    InputError: the file is no submission or does not fit the data, the data cannot be used, or none has runtimes.
+    InputError: the file is no submission or does not fit the data, the data cannot be used, or
+      none has runtimes.
   """
   if not tf.io.gfile.exists(path):
     raise errors.InputError('file missing', path=path, expected='a submission')
   directories = _open(data)
   found = submission.parse(directory_lib.read_text(path), path=path)
-  scores = {collection: submission.score_collection(found, collection, _measured(directories[collection], split),
-                                                    partial=partial)
-            for collection in submission.ROWS if collection in directories}
+  scores = {
+    collection: submission.score_collection(
+      found, collection, _measured(directories[collection], split), partial=partial
+    )
+    for collection in submission.ROWS
+    if collection in directories
+  }
   if submission.overall(scores.values()) is None:
     raise errors.InputError(
-        'no row to score', path=path, found=', '.join(f'{name}: {result.unmeasured} modules without runtimes, '
-                                                      f'{result.undefined} with nothing to rank, {result.missing} '
-                                                      'without a row' for name, result in scores.items()),
-        fix='score on data with runtimes, such as --split=valid; public test files hold none')
+      'no row to score',
+      path=path,
+      found=', '.join(
+        f'{name}: {result.unmeasured} modules without runtimes, '
+        f'{result.undefined} with nothing to rank, {result.missing} '
+        'without a row'
+        for name, result in scores.items()
+      ),
+      fix='score on data with runtimes, such as --split=valid; public test files hold none',
+    )
   return scores
 
 
@@ -118,30 +146,51 @@ def _open(data: Sequence[str]) -> dict[str, directory_lib.DatasetDirectory]:
     with errors.in_file(path):
       submission.check_collection(collection)
       if collection in directories:
-        raise errors.InputError('second directory of a collection', where='--data', found=collection,
-                                expected=f'only {directories[collection].path}')
+        raise errors.InputError(
+          'second directory of a collection',
+          where='--data',
+          found=collection,
+          expected=f'only {directories[collection].path}',
+        )
     directories[collection] = directory
   return directories
 
 
-def _measured(directory: directory_lib.DatasetDirectory, split: str) -> Iterator[submission.Measured]:
+def _measured(
+  directory: directory_lib.DatasetDirectory, split: str
+) -> Iterator[submission.Measured]:
   """The modules of a split with their runtimes; features are not decoded."""
-  names = ['config_id', 'config_runtime', *(['config_runtime_normalizer'] if directory.kind == 'tile' else [])]
-  spec = {'context/module_id': tf.io.FixedLenFeature([], tf.string),
-          **{f'context/{name}': tf.io.RaggedFeature(tf.int64) for name in names}}
-  records = tf.data.TFRecordDataset([os.path.join(directory.path, shard.name)
-                                     for shard in directory.split(split).shards])
+  names = [
+    'config_id',
+    'config_runtime',
+    *(['config_runtime_normalizer'] if directory.kind == 'tile' else []),
+  ]
+  spec = {
+    'context/module_id': tf.io.FixedLenFeature([], tf.string),
+    **{f'context/{name}': tf.io.RaggedFeature(tf.int64) for name in names},
+  }
+  records = tf.data.TFRecordDataset(
+    [os.path.join(directory.path, shard.name) for shard in directory.split(split).shards]
+  )
   parts: dict[str, list[list[np.ndarray]]] = collections.defaultdict(list)
   with directory_lib.damage_explained(directory):
-    for record in records.map(lambda data: tf.io.parse_single_example(data, spec)).as_numpy_iterator():
-      parts[record['context/module_id'].decode()].append([record[f'context/{name}'] for name in names])
+    for record in records.map(
+      lambda data: tf.io.parse_single_example(data, spec)
+    ).as_numpy_iterator():
+      parts[record['context/module_id'].decode()].append(
+        [record[f'context/{name}'] for name in names]
+      )
   for module_id in sorted(parts):
     config_id, runtime, *normalizer = map(np.concatenate, zip(*parts[module_id], strict=True))
-    yield submission.Measured(module_id, config_id, module_lib.relative_runtime(runtime, *normalizer or [None]))
+    yield submission.Measured(
+      module_id, config_id, module_lib.relative_runtime(runtime, *normalizer or [None])
+    )
 
 
 def _missing(counts: Mapping[str, int], split: str) -> list[str]:
-  """What the competition asks for beyond `counts`; only of its test splits are the numbers known."""
+  """What the competition asks for beyond `counts`; only of its test splits are the numbers
+  known.
+  """
   return submission.missing_rows(counts) if split == 'test' else []
 
 
@@ -149,31 +198,58 @@ def describe(scores: Mapping[str, submission.CollectionScore]) -> str:
   """A table of the scores, to be printed."""
   lines = [f'{"collection":22}{"rows":>6}{"score":>9}']
   for collection, result in scores.items():
-    notes = [f'{count} {what}' for count, what in (
-        (result.undefined, 'undefined'), (result.unmeasured, 'without runtimes'), (result.missing, 'without a row'))
-             if count]
+    notes = [
+      f'{count} {what}'
+      for count, what in (
+        (result.undefined, 'undefined'),
+        (result.unmeasured, 'without runtimes'),
+        (result.missing, 'without a row'),
+      )
+      if count
+    ]
     value = 'n/a' if result.score is None else f'{result.score:.4f}'
     lines.append(f'{collection:22}{result.rows:6,}{value:>9}  {", ".join(notes)}'.rstrip())
   total = submission.overall(scores.values())
-  lines.append(f'{"mean":22}{"":6}{total:9.4f}  of {len(scores)} of {len(submission.ROWS)} collections')
+  lines.append(
+    f'{"mean":22}{"":6}{total:9.4f}  of {len(scores)} of {len(submission.ROWS)} collections'
+  )
   return '\n'.join(lines)
 
 
 def _define_flags(flag_values) -> None:
   from absl import flags
-  flags.DEFINE_multi_string('run', None, 'COLLECTION=RUN: the run directory that ranks a collection, such as '
-                            'tile:xla=runs/tile. May be given several times.', flag_values=flag_values)
-  flags.DEFINE_multi_string('data', None, 'Dataset directory that convert has written of a collection. May be given '
-                            'several times.', flag_values=flag_values)
-  flags.DEFINE_enum('split', 'test', module_lib.SPLITS, 'Split to rank or to score.', flag_values=flag_values)
+
+  flags.DEFINE_multi_string(
+    'run',
+    None,
+    'COLLECTION=RUN: the run directory that ranks a collection, such as '
+    'tile:xla=runs/tile. May be given several times.',
+    flag_values=flag_values,
+  )
+  flags.DEFINE_multi_string(
+    'data',
+    None,
+    'Dataset directory that convert has written of a collection. May be given several times.',
+    flag_values=flag_values,
+  )
+  flags.DEFINE_enum(
+    'split', 'test', module_lib.SPLITS, 'Split to rank or to score.', flag_values=flag_values
+  )
   flags.DEFINE_string('out', None, 'CSV file to write.', flag_values=flag_values)
-  flags.DEFINE_string('score', None, 'CSV file to score instead of writing one.', flag_values=flag_values)
+  flags.DEFINE_string(
+    'score', None, 'CSV file to score instead of writing one.', flag_values=flag_values
+  )
   flags.DEFINE_bool('partial', False, 'Allow that rows are missing.', flag_values=flag_values)
   flags.mark_flag_as_required('data', flag_values=flag_values)
   flags.register_multi_flags_validator(
-      ('run', 'out', 'score'), lambda values: bool(values['run'] and values['out']) != bool(values['score']) and not (
-          values['score'] and (values['run'] or values['out'])),
-      'either --run and --out, or --score must be given', flag_values=flag_values)
+    ('run', 'out', 'score'),
+    lambda values: (
+      bool(values['run'] and values['out']) != bool(values['score'])
+      and not (values['score'] and (values['run'] or values['out']))
+    ),
+    'either --run and --out, or --score must be given',
+    flag_values=flag_values,
+  )
 
 
 def _job(flag_values, _) -> int:
@@ -181,7 +257,13 @@ def _job(flag_values, _) -> int:
   if flag_values.score:
     print(describe(score(path=flag_values.score, data=data, split=split, partial=partial)))
     return 0
-  counts = write(run_of=_parse_runs(flag_values.run), data=data, split=split, out=flag_values.out, partial=partial)
+  counts = write(
+    run_of=_parse_runs(flag_values.run),
+    data=data,
+    split=split,
+    out=flag_values.out,
+    partial=partial,
+  )
   print(f'wrote {flag_values.out}: {sum(counts.values())} rows')
   if missing := _missing(counts, split):
     print(f'not complete: {", ".join(missing)}')
@@ -193,10 +275,16 @@ def _parse_runs(values: Sequence[str]) -> dict[str, str]:
   for value in values:
     collection, _, run = value.partition('=')
     if not run:
-      raise errors.InputError('not a run of a collection', where='--run', found=repr(value), expected='COLLECTION=RUN')
+      raise errors.InputError(
+        'not a run of a collection', where='--run', found=repr(value), expected='COLLECTION=RUN'
+      )
     if collection in run_of:
-      raise errors.InputError('second run of a collection', where='--run', found=repr(value),
-                              expected=f'only {run_of[collection]}')
+      raise errors.InputError(
+        'second run of a collection',
+        where='--run',
+        found=repr(value),
+        expected=f'only {run_of[collection]}',
+      )
     run_of[collection] = run
   return run_of
 

@@ -1,11 +1,14 @@
-"""Speed and memory of pipelines/convert.py, beside the floor: NumPy reading the same npz files and nothing else.
+"""Speed and memory of pipelines/convert.py, beside the floor: NumPy reading the same npz files
+and nothing else.
 
-  python -m benchmarks.convert                     # 100,000 configs of 300 ops, and 2,000 tile files; 7 GB of disk
-  python -m benchmarks.convert --configs=10000 --tiles=200
+  python -m benchmarks.convert                     # 100,000 configs of 300 ops, and 2,000 tile
+  files; 7 GB of disk python -m benchmarks.convert --configs=10000 --tiles=200
 
-All jobs are run in turn, each in a process of its own, whose memory is looked at as it runs, that of its workers
-included. `net` is the time without what the same command takes for one tiny file, nearly all of which is starting up;
-`cpu` the same in seconds that all its processes have computed, which other jobs on the machine change little.
+All jobs are run in turn, each in a process of its own, whose memory is looked at as it runs,
+that of its workers included. `net` is the time without what the same command takes for one tiny
+file, nearly all of which is starting up;
+`cpu` the same in seconds that all its processes have computed, which other jobs on the machine
+change little.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ class Job:
     floor: name of the job that it is compared with.
     files: number of its input files.
   """
+
   name: str
   command: tuple[str, ...]
   start: str | None = None
@@ -53,7 +57,10 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """What a job took: seconds, those of computing, and the most bytes of memory, of its processes together."""
+  """What a job took: seconds, those of computing, and the most bytes of memory, of its processes
+  together.
+  """
+
   seconds: float
   cpu: float
   memory: int
@@ -64,21 +71,33 @@ def write_layout(path: pathlib.Path, *, configs: int, ops: int, compression: int
   rng = np.random.default_rng(0)
   n = 10 * ops
   choices = np.sort(rng.integers(-1, 6, (ops, 4, 18)), axis=-1)[..., ::-1].astype(np.float32)
-  blocks = (choices[np.arange(ops), rng.integers(0, 4, (min(_BLOCK, configs - start), ops))]
-            for start in range(0, configs, _BLOCK))
-  arrays = {**_graph(rng, n), 'node_splits': np.array([[0, n]]), 'node_config_ids': np.arange(0, n, 10),
-            'config_runtime': rng.integers(10**6, 10**8, configs)}
+  blocks = (
+    choices[np.arange(ops), rng.integers(0, 4, (min(_BLOCK, configs - start), ops))]
+    for start in range(0, configs, _BLOCK)
+  )
+  arrays = {
+    **_graph(rng, n),
+    'node_splits': np.array([[0, n]]),
+    'node_config_ids': np.arange(0, n, 10),
+    'config_runtime': rng.integers(10**6, 10**8, configs),
+  }
   with zipfile.ZipFile(path, 'w', compression) as archive:
     for name, array in arrays.items():
       _write_array(archive, name, array.dtype, array.shape, [array])
     _write_array(archive, 'node_config_feat', choices.dtype, (configs, ops, 18), blocks)
 
 
-def _write_array(archive: zipfile.ZipFile, name: str, dtype: np.dtype, shape: tuple[int, ...],
-                 blocks: Iterable[np.ndarray]) -> None:
+def _write_array(
+  archive: zipfile.ZipFile,
+  name: str,
+  dtype: np.dtype,
+  shape: tuple[int, ...],
+  blocks: Iterable[np.ndarray],
+) -> None:
   with archive.open(f'{name}.npy', 'w', force_zip64=True) as member:
     np.lib.format.write_array_header_1_0(
-        member, {'descr': np.lib.format.dtype_to_descr(dtype), 'fortran_order': False, 'shape': shape})
+      member, {'descr': np.lib.format.dtype_to_descr(dtype), 'fortran_order': False, 'shape': shape}
+    )
     for block in blocks:
       member.write(block.tobytes())
 
@@ -87,15 +106,23 @@ def write_tile(path: pathlib.Path, seed: int) -> None:
   """Writes a tile npz of about the median size of the published ones."""
   rng = np.random.default_rng(seed)
   c = int(rng.integers(20, 400))
-  np.savez_compressed(path, **_graph(rng, int(rng.integers(10, 80))), config_runtime=rng.integers(10**3, 10**6, c),
-                      config_feat=rng.integers(0, 64, (c, 24)).astype(np.float32),
-                      config_runtime_normalizers=np.full(c, 10**4))
+  np.savez_compressed(
+    path,
+    **_graph(rng, int(rng.integers(10, 80))),
+    config_runtime=rng.integers(10**3, 10**6, c),
+    config_feat=rng.integers(0, 64, (c, 24)).astype(np.float32),
+    config_runtime_normalizers=np.full(c, 10**4),
+  )
 
 
 def _graph(rng: np.random.Generator, n: int) -> dict[str, np.ndarray]:
   edges = np.stack([np.arange(1, n), rng.integers(0, np.arange(1, n))], axis=1)
   feat = np.where(rng.random((n, 140)) < 0.1, rng.integers(0, 1000, (n, 140)), 0).astype(np.float32)
-  return {'node_opcode': rng.integers(1, 100, n).astype(np.uint8), 'node_feat': feat, 'edge_index': edges}
+  return {
+    'node_opcode': rng.integers(1, 100, n).astype(np.uint8),
+    'node_feat': feat,
+    'edge_index': edges,
+  }
 
 
 def measure(command: tuple[str, ...]) -> Result:
@@ -114,7 +141,9 @@ def measure(command: tuple[str, ...]) -> Result:
 
 
 def _computed() -> float:
-  """Seconds that all processes which this one has waited for have computed, with those that they have waited for."""
+  """Seconds that all processes which this one has waited for have computed, with those that they
+  have waited for.
+  """
   usage = resource.getrusage(resource.RUSAGE_CHILDREN)
   return usage.ru_utime + usage.ru_stime
 
@@ -150,9 +179,22 @@ def jobs(folder: pathlib.Path, sizes: argparse.Namespace) -> Iterator[Job]:
   """Makes the inputs in `folder`, unless they are there, and yields what is measured on them."""
   output = folder / 'output'
 
-  def convert(name: str, source: pathlib.Path, kind: str, *options: str, beam=_ONE, **kwargs) -> Job:
-    command = (sys.executable, '-m', 'tpu_graphs', 'convert', f'--input={source}', f'--output={output}',
-               f'--collection={kind}:benchmark', '--split=train', '--overwrite', *options, *beam)
+  def convert(
+    name: str, source: pathlib.Path, kind: str, *options: str, beam=_ONE, **kwargs
+  ) -> Job:
+    command = (
+      sys.executable,
+      '-m',
+      'tpu_graphs',
+      'convert',
+      f'--input={source}',
+      f'--output={output}',
+      f'--collection={kind}:benchmark',
+      '--split=train',
+      '--overwrite',
+      *options,
+      *beam,
+    )
     return Job(name, command, **kwargs)
 
   def floor(name: str, source: pathlib.Path, **kwargs) -> Job:
@@ -169,45 +211,91 @@ def jobs(folder: pathlib.Path, sizes: argparse.Namespace) -> Iterator[Job]:
   for name, compression in (('compressed', zipfile.ZIP_DEFLATED), ('stored', zipfile.ZIP_STORED)):
     layout = folder / f'{name}_{sizes.configs}_{sizes.ops}.npz'
     if not layout.exists():
-      write_layout(layout.with_suffix('.partial'), configs=sizes.configs, ops=sizes.ops, compression=compression)
+      write_layout(
+        layout.with_suffix('.partial'),
+        configs=sizes.configs,
+        ops=sizes.ops,
+        compression=compression,
+      )
       layout.with_suffix('.partial').rename(layout)
     yield floor(f'NumPy {name}', layout, start='start NumPy')
-    yield convert(f'layout {name}', layout, 'layout', start='start one process', floor=f'NumPy {name}')
-    yield convert(f'layout {name}, {sizes.max_configs} kept', layout, 'layout', f'--max_configs={sizes.max_configs}',
-                  start='start one process', floor=f'NumPy {name}')
+    yield convert(
+      f'layout {name}', layout, 'layout', start='start one process', floor=f'NumPy {name}'
+    )
+    yield convert(
+      f'layout {name}, {sizes.max_configs} kept',
+      layout,
+      'layout',
+      f'--max_configs={sizes.max_configs}',
+      start='start one process',
+      floor=f'NumPy {name}',
+    )
   yield floor('NumPy tiles', tiles, start='start NumPy', files=sizes.tiles)
-  yield convert('tiles, one process', tiles, 'tile', start='start one process', floor='NumPy tiles', files=sizes.tiles)
-  yield convert('tiles, two processes', tiles, 'tile', beam=_TWO, start='start two processes', floor='NumPy tiles',
-                files=sizes.tiles)
+  yield convert(
+    'tiles, one process',
+    tiles,
+    'tile',
+    start='start one process',
+    floor='NumPy tiles',
+    files=sizes.tiles,
+  )
+  yield convert(
+    'tiles, two processes',
+    tiles,
+    'tile',
+    beam=_TWO,
+    start='start two processes',
+    floor='NumPy tiles',
+    files=sizes.tiles,
+  )
 
 
 def table(measured: Mapping[Job, list[Result]]) -> Iterator[str]:
   """Lines of text: the median of each job."""
+
   def median(what: str) -> dict[str, float]:
-    return {job.name: statistics.median(getattr(result, what) for result in results)
-            for job, results in measured.items()}
+    return {
+      job.name: statistics.median(getattr(result, what) for result in results)
+      for job, results in measured.items()
+    }
 
   wall, memory = median('seconds'), median('memory')
-  net, cpu = ({job.name: total[job.name] - (total[job.start] if job.start else 0) for job in measured}
-              for total in (wall, median('cpu')))
-  yield (f'{"job":32} {"wall s":>8} {"net s":>8} {"of floor":>9} {"files/s":>9} {"cpu s":>8} {"of floor":>9} '
-         f'{"peak MB":>9}')
+  net, cpu = (
+    {job.name: total[job.name] - (total[job.start] if job.start else 0) for job in measured}
+    for total in (wall, median('cpu'))
+  )
+  yield (
+    f'{"job":32} {"wall s":>8} {"net s":>8} {"of floor":>9} {"files/s":>9} {"cpu s":>8} {"of floor":>9} '
+    f'{"peak MB":>9}'
+  )
   for job in measured:
     ratios = [f'{part[job.name] / part[job.floor]:.2f}' if job.floor else '' for part in (net, cpu)]
     rate = f'{job.files / net[job.name]:,.0f}' if job.files > 1 else ''
-    yield (f'{job.name:32} {wall[job.name]:8.2f} {net[job.name]:8.2f} {ratios[0]:>9} {rate:>9} '
-           f'{cpu[job.name]:8.2f} {ratios[1]:>9} {memory[job.name] / 1e6:9,.0f}')
+    yield (
+      f'{job.name:32} {wall[job.name]:8.2f} {net[job.name]:8.2f} {ratios[0]:>9} {rate:>9} '
+      f'{cpu[job.name]:8.2f} {ratios[1]:>9} {memory[job.name] / 1e6:9,.0f}'
+    )
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   parser.add_argument('--configs', type=int, default=100_000, help='configs of the layout module')
-  parser.add_argument('--ops', type=int, default=300, help='its configurable ops; it has ten times as many in all')
-  parser.add_argument('--max_configs', type=int, default=1000, help='configs of it that are kept in the second run')
+  parser.add_argument(
+    '--ops', type=int, default=300, help='its configurable ops; it has ten times as many in all'
+  )
+  parser.add_argument(
+    '--max_configs', type=int, default=1000, help='configs of it that are kept in the second run'
+  )
   parser.add_argument('--tiles', type=int, default=2000, help='number of tile files')
   parser.add_argument('--repeats', type=int, default=3, help='rounds')
-  parser.add_argument('--only', default='', help='measures only jobs with this in their name, and starting up')
-  parser.add_argument('--folder', type=pathlib.Path, help='keeps the inputs here; default: a temporary folder')
+  parser.add_argument(
+    '--only', default='', help='measures only jobs with this in their name, and starting up'
+  )
+  parser.add_argument(
+    '--folder', type=pathlib.Path, help='keeps the inputs here; default: a temporary folder'
+  )
   parser.add_argument('--read', type=pathlib.Path, help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.read:
@@ -216,9 +304,16 @@ def main() -> None:
   folder = args.folder or pathlib.Path(tempfile.mkdtemp())
   try:
     folder.mkdir(parents=True, exist_ok=True)
-    chosen = [job for job in jobs(folder.resolve(), args) if args.only in job.name or job.name.startswith('start')]
-    print(f'{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}; Python {platform.python_version()}, '
-          f'NumPy {np.__version__}; median of {args.repeats}', flush=True)
+    chosen = [
+      job
+      for job in jobs(folder.resolve(), args)
+      if args.only in job.name or job.name.startswith('start')
+    ]
+    print(
+      f'{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}; Python {platform.python_version()}, '
+      f'NumPy {np.__version__}; median of {args.repeats}',
+      flush=True,
+    )
     measured: dict[Job, list[Result]] = {job: [] for job in chosen}
     for _ in range(args.repeats):
       for job, results in measured.items():

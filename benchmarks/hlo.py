@@ -1,10 +1,12 @@
 """Speed and memory of reading HLO protobuf files, from bytes in memory to checked arrays.
 
-  python -m benchmarks.hlo                        # the modules in tests/golden/modules, and a large one made of them
-  python -m benchmarks.hlo --repeats=50 a.pb b.pb
+  python -m benchmarks.hlo                        # the modules in tests/golden/modules, and a
+  large one made of them python -m benchmarks.hlo --repeats=50 a.pb b.pb
 
-Both implementations are measured in turn. The large module repeats the last file; its memory is measured in a process
-of its own: the peak above what was used before the file was read, as a multiple of file and arrays together.
+Both implementations are measured in turn. The large module repeats the last file; its memory is
+measured in a process
+of its own: the peak above what was used before the file was read, as a multiple of file and
+arrays together.
 """
 
 from __future__ import annotations
@@ -36,9 +38,13 @@ _IMPLEMENTATIONS = (implementations.NATIVE, implementations.PYTHON)
 
 
 def repeated(data: bytes, num_ops: int) -> bytes:
-  """A ModuleTuningData with copies of the computations of the first module in a file, of at least so many ops."""
+  """A ModuleTuningData with copies of the computations of the first module in a file, of at
+  least so many ops.
+  """
   source = protos.HloModuleProto.FromString(hlo.read(data).program(0))
-  instructions = [instruction for computation in source.computations for instruction in computation.instructions]
+  instructions = [
+    instruction for computation in source.computations for instruction in computation.instructions
+  ]
   copies = -(-num_ops // len(instructions))
   shift = 1 + max(instruction.id for instruction in instructions)
   computation_shift = 1 + max(computation.id for computation in source.computations)
@@ -51,10 +57,14 @@ def repeated(data: bytes, num_ops: int) -> bytes:
       for instruction in computation.instructions:
         instruction.id += shift
         instruction.operand_ids[:] = [key + shift for key in instruction.operand_ids]
-        instruction.called_computation_ids[:] = [key + computation_shift for key in instruction.called_computation_ids]
+        instruction.called_computation_ids[:] = [
+          key + computation_shift for key in instruction.called_computation_ids
+        ]
   # Messages of one field, one after the other, are merged.
-  return b''.join(protos.ModuleTuningData(module=protos.HloModuleProto.FromString(part)).SerializeToString()
-                  for part in parts)
+  return b''.join(
+    protos.ModuleTuningData(module=protos.HloModuleProto.FromString(part)).SerializeToString()
+    for part in parts
+  )
 
 
 def measure(data: bytes, repeats: int) -> tuple[int, dict[str, list[float]]]:
@@ -73,9 +83,16 @@ def measure(data: bytes, repeats: int) -> tuple[int, dict[str, list[float]]]:
 
 
 def peak_memory(path: pathlib.Path, implementation: str) -> float:
-  """Peak memory of reading a file, as a multiple of the file and its arrays, measured in a process of its own."""
-  result = subprocess.run([sys.executable, '-m', 'benchmarks.hlo', '--memory_of', str(path)], check=True,
-                          capture_output=True, text=True, env={**os.environ, implementations.VARIABLE: implementation})
+  """Peak memory of reading a file, as a multiple of the file and its arrays, measured in a
+  process of its own.
+  """
+  result = subprocess.run(
+    [sys.executable, '-m', 'benchmarks.hlo', '--memory_of', str(path)],
+    check=True,
+    capture_output=True,
+    text=True,
+    env={**os.environ, implementations.VARIABLE: implementation},
+  )
   return float(result.stdout)
 
 
@@ -106,6 +123,7 @@ def _resident() -> int:
 @dataclasses.dataclass
 class _chosen:
   """Reads HLO by one implementation inside the block."""
+
   name: str
 
   def __enter__(self):
@@ -117,21 +135,33 @@ class _chosen:
     implementations._active.cache_clear()
 
 
-def _row(name: str, data: bytes, repeats: int, memory: Callable[[str], float] | None = None) -> Iterator[str]:
+def _row(
+  name: str, data: bytes, repeats: int, memory: Callable[[str], float] | None = None
+) -> Iterator[str]:
   ops, seconds = measure(data, repeats)
   for implementation, times in seconds.items():
-    per_op = [f'{value / ops * 1e6:.2f}' if ops else '-'
-              for value in (min(times), statistics.median(times), max(times))]
+    per_op = [
+      f'{value / ops * 1e6:.2f}' if ops else '-'
+      for value in (min(times), statistics.median(times), max(times))
+    ]
     peak = f'{memory(implementation):.2f}' if memory else ''
-    yield (f'{name:34} {implementation:8} {ops:9,} {len(data) / 2**20:7.2f} {statistics.median(times) * 1e3:10.2f}  '
-           f'{" ".join(f"{value:>7}" for value in per_op)}  {peak:>6}').rstrip()
+    yield (
+      f'{name:34} {implementation:8} {ops:9,} {len(data) / 2**20:7.2f} {statistics.median(times) * 1e3:10.2f}  '
+      f'{" ".join(f"{value:>7}" for value in per_op)}  {peak:>6}'
+    ).rstrip()
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument('files', nargs='*', type=pathlib.Path, help='files; without any, those in tests/golden/modules')
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument(
+    'files', nargs='*', type=pathlib.Path, help='files; without any, those in tests/golden/modules'
+  )
   parser.add_argument('--repeats', type=int, default=20, help='repeats per file')
-  parser.add_argument('--large', type=int, default=500_000, help='ops of the large module; 0 leaves it out')
+  parser.add_argument(
+    '--large', type=int, default=500_000, help='ops of the large module; 0 leaves it out'
+  )
   parser.add_argument('--memory_of', type=pathlib.Path, help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.repeats < 1:
@@ -140,11 +170,15 @@ def main() -> None:
     _print_memory(args.memory_of)
     return
 
-  print(f'{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}; Python {platform.python_version()}, '
-        f'NumPy {np.__version__}, protobuf {google.protobuf.__version__} ({api_implementation.Type()}); '
-        f'{args.repeats} repeats')
-  print(f'{"":34} {"":8} {"":>9} {"":>7} {"median":>10}  {"µs/op":^23}  {"peak":>6}\n'
-        f'{"file":34} {"by":8} {"ops":>9} {"MiB":>7} {"ms":>10}  {"best":>7} {"median":>7} {"worst":>7}  {"memory":>6}')
+  print(
+    f'{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}; Python {platform.python_version()}, '
+    f'NumPy {np.__version__}, protobuf {google.protobuf.__version__} ({api_implementation.Type()}); '
+    f'{args.repeats} repeats'
+  )
+  print(
+    f'{"":34} {"":8} {"":>9} {"":>7} {"median":>10}  {"µs/op":^23}  {"peak":>6}\n'
+    f'{"file":34} {"by":8} {"ops":>9} {"MiB":>7} {"ms":>10}  {"best":>7} {"median":>7} {"worst":>7}  {"memory":>6}'
+  )
   paths = args.files or sorted(_MODULES.glob('*.pb'))
   for path in paths:
     print(*_row(path.name, path.read_bytes(), args.repeats), sep='\n')
@@ -153,7 +187,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
       path = pathlib.Path(folder) / 'large.pb'
       path.write_bytes(data)
-      print(*_row(f'{paths[-1].stem} x N', data, min(args.repeats, 3), lambda name: peak_memory(path, name)), sep='\n')
+      print(
+        *_row(
+          f'{paths[-1].stem} x N', data, min(args.repeats, 3), lambda name: peak_memory(path, name)
+        ),
+        sep='\n',
+      )
 
 
 if __name__ == '__main__':

@@ -1,12 +1,14 @@
-"""Speed and memory of the input pipeline, from records to padded batches on one core, beside TF-GNN's own ops.
+"""Speed and memory of the input pipeline, from records to padded batches on one core, beside
+TF-GNN's own ops.
 
-  python -m benchmarks.input                      # 4,000 tile modules of 20 to 60 ops, 100 layout modules
-  python -m benchmarks.input --kind=tile --modules=1000
+  python -m benchmarks.input                      # 4,000 tile modules of 20 to 60 ops, 100
+  layout modules python -m benchmarks.input --kind=tile --modules=1000
 
-TF-GNN's way parses each record by `tfgnn.parse_single_example`, merges the modules of a batch, and pads them by
-`tfgnn.pad_to_total_sizes`. All ways are run in turn, each in a process of its own on one core. Batches are consumed
-inside a tf.function, as training does; `cpu` is the time that the process has computed, `fill` the share of the ops
-that is no padding.
+TF-GNN's way parses each record by `tfgnn.parse_single_example`, merges the modules of a batch,
+and pads them by
+`tfgnn.pad_to_total_sizes`. All ways are run in turn, each in a process of its own on one core.
+Batches are consumed inside a tf.function, as training does; `cpu` is the time that the process
+has computed, `fill` the share of the ops that is no padding.
 """
 
 from __future__ import annotations
@@ -33,8 +35,16 @@ if TYPE_CHECKING:
   import tensorflow as tf
 
 _ROOT = pathlib.Path(__file__).parents[1]
-_SIZES = {'tile': {'modules': 4000, 'ops': (20, 60), 'configs': (50, 300), 'batch_size': 10, 'chosen': 10},
-          'layout': {'modules': 100, 'ops': (500, 3000), 'configs': (200, 600), 'batch_size': 4, 'chosen': 16}}
+_SIZES = {
+  'tile': {'modules': 4000, 'ops': (20, 60), 'configs': (50, 300), 'batch_size': 10, 'chosen': 10},
+  'layout': {
+    'modules': 100,
+    'ops': (500, 3000),
+    'configs': (200, 600),
+    'batch_size': 4,
+    'chosen': 16,
+  },
+}
 
 
 def write_modules(folder: pathlib.Path, kind: str, modules: int) -> None:
@@ -44,15 +54,24 @@ def write_modules(folder: pathlib.Path, kind: str, modules: int) -> None:
   for seed in range(modules):
     rng = np.random.default_rng(seed)
     n, c = (int(rng.integers(low, high + 1)) for low, high in (sizes['ops'], sizes['configs']))
-    arrays = {'node_feat': rng.random((n, 140), dtype=np.float32), 'node_opcode': rng.integers(1, 120, n, np.uint8),
-              'edge_index': np.stack([np.arange(1, n), rng.integers(0, np.arange(1, n))], axis=1),
-              'config_runtime': rng.integers(1000, 1_000_000, c)}
+    arrays = {
+      'node_feat': rng.random((n, 140), dtype=np.float32),
+      'node_opcode': rng.integers(1, 120, n, np.uint8),
+      'edge_index': np.stack([np.arange(1, n), rng.integers(0, np.arange(1, n))], axis=1),
+      'config_runtime': rng.integers(1000, 1_000_000, c),
+    }
     if kind == 'tile':
-      arrays |= {'config_feat': rng.random((c, 24), dtype=np.float32), 'config_runtime_normalizers': np.full(c, 9000)}
+      arrays |= {
+        'config_feat': rng.random((c, 24), dtype=np.float32),
+        'config_runtime_normalizers': np.full(c, 9000),
+      }
     else:
       nc = n // 15
-      arrays |= {'node_config_ids': np.sort(rng.choice(n, nc, replace=False)), 'node_splits': np.array([[0, n]]),
-                 'node_config_feat': rng.integers(-1, 6, (c, nc, 18)).astype(np.float32)}
+      arrays |= {
+        'node_config_ids': np.sort(rng.choice(n, nc, replace=False)),
+        'node_splits': np.array([[0, n]]),
+        'node_config_feat': rng.integers(-1, 6, (c, nc, 18)).astype(np.float32),
+      }
     np.savez(folder / f'{seed}.npz', **arrays)
 
 
@@ -63,43 +82,70 @@ def by_tfgnn(data: str, kind: str) -> tf.data.Dataset:
   from tpu_graphs.compat import tfgnn
   from tpu_graphs.dataset import directory as directory_lib
   from tpu_graphs.input import loading
+
   directory, size = directory_lib.open_directory(data), _SIZES[kind]['batch_size']
-  graphs = loading.load(directory, 'train', configs_per_module=_SIZES[kind]['chosen'], shuffle=True, epochs=None)
-  merged = graphs.map(loading.without_strings).batch(size, drop_remainder=True).map(
-      lambda graph: graph.merge_batch_to_components(), num_parallel_calls=tf.data.AUTOTUNE)
+  graphs = loading.load(
+    directory, 'train', configs_per_module=_SIZES[kind]['chosen'], shuffle=True, epochs=None
+  )
+  merged = (
+    graphs.map(loading.without_strings)
+    .batch(size, drop_remainder=True)
+    .map(lambda graph: graph.merge_batch_to_components(), num_parallel_calls=tf.data.AUTOTUNE)
+  )
   largest = {name: each * size for name, each in directory.split('train').max_sizes.items()}
-  nodes, edges = {'op': 'ops', 'config_op': 'config_ops'}, {'operand': 'edges', 'configures': 'config_ops'}
+  nodes, edges = (
+    {'op': 'ops', 'config_op': 'config_ops'},
+    {'operand': 'edges', 'configures': 'config_ops'},
+  )
   constraints = tfgnn.SizeConstraints(
-      total_num_components=size + 1,
-      total_num_nodes={name: largest[nodes[name]] + 1 for name in merged.element_spec.node_sets_spec},
-      total_num_edges={name: largest[edges[name]] for name in merged.element_spec.edge_sets_spec})
-  padding = tfgnn.FeatureDefaultValues(context={'config_id': tf.constant(loading.PADDING, tf.int64)})
-  return merged.map(lambda graph: tfgnn.pad_to_total_sizes(graph, constraints, padding_values=padding)[0],
-                    num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+    total_num_components=size + 1,
+    total_num_nodes={name: largest[nodes[name]] + 1 for name in merged.element_spec.node_sets_spec},
+    total_num_edges={name: largest[edges[name]] for name in merged.element_spec.edge_sets_spec},
+  )
+  padding = tfgnn.FeatureDefaultValues(
+    context={'config_id': tf.constant(loading.PADDING, tf.int64)}
+  )
+  return merged.map(
+    lambda graph: tfgnn.pad_to_total_sizes(graph, constraints, padding_values=padding)[0],
+    num_parallel_calls=tf.data.AUTOTUNE,
+  ).prefetch(tf.data.AUTOTUNE)
 
 
 def by_packs(**options) -> Callable[[str, str], tf.data.Dataset]:
   """The batches of `tpu_graphs.input.batching` with these options."""
+
   def make(data: str, kind: str) -> tf.data.Dataset:
     from tpu_graphs.input import batching
+
     sizes = _SIZES[kind]
-    return batching.batches(data, 'train', batching.BatchOptions(
-        batch_size=sizes['batch_size'], configs_per_module=sizes['chosen'], **options))
+    return batching.batches(
+      data,
+      'train',
+      batching.BatchOptions(
+        batch_size=sizes['batch_size'], configs_per_module=sizes['chosen'], **options
+      ),
+    )
 
   return make
 
 
 _BASE = 'TF-GNN ops, one shape'
 _WAYS: dict[str, Callable[[str, str], tf.data.Dataset]] = {
-    _BASE: by_tfgnn, 'packs, one shape': by_packs(shapes=1), 'packs, four shapes': by_packs(shapes=4),
-    'packs, any size': by_packs(), 'packs, one shape, fastest_biased': by_packs(
-        shapes=1, config_sampling='fastest_biased')}
+  _BASE: by_tfgnn,
+  'packs, one shape': by_packs(shapes=1),
+  'packs, four shapes': by_packs(shapes=4),
+  'packs, any size': by_packs(),
+  'packs, one shape, fastest_biased': by_packs(shapes=1, config_sampling='fastest_biased'),
+}
 
 
 def run(way: str, data: str, kind: str, number: int) -> dict[str, float]:
-  """Reads `number` batches on one core; seconds, and MB at most, of which some were there before."""
+  """Reads `number` batches on one core; seconds, and MB at most, of which some were there
+  before.
+  """
   os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
   import tensorflow as tf
+
   before = memory.peak()
   batches = iter(_WAYS[way](data, kind))
 
@@ -109,40 +155,62 @@ def run(way: str, data: str, kind: str, number: int) -> dict[str, float]:
     for _ in tf.range(count):
       graph = next(batches)
       sizes, first = graph.node_sets['op'].sizes, graph.context['config_id'][:, 0]
-      sums += [tf.math.count_nonzero(first >= 0, dtype=tf.int32), tf.reduce_sum(sizes[:-1]), tf.reduce_sum(sizes)]
+      sums += [
+        tf.math.count_nonzero(first >= 0, dtype=tf.int32),
+        tf.reduce_sum(sizes[:-1]),
+        tf.reduce_sum(sizes),
+      ]
     return sums
 
   consume(tf.constant(max(number // 5, 1)))
   start, computed = time.perf_counter(), time.process_time()
   modules, real, ops = consume(tf.constant(number)).numpy().tolist()
-  return {'ms': (time.perf_counter() - start) / number * 1e3, 'cpu': (time.process_time() - computed) / number * 1e3,
-          'modules': modules / number, 'fill': real / ops,
-          'memory': (memory.peak() - before) / 1e6}
+  return {
+    'ms': (time.perf_counter() - start) / number * 1e3,
+    'cpu': (time.process_time() - computed) / number * 1e3,
+    'modules': modules / number,
+    'fill': real / ops,
+    'memory': (memory.peak() - before) / 1e6,
+  }
 
 
 def table(kind: str, measured: dict[str, list[dict[str, float]]]) -> Iterator[str]:
   """Lines of text: medians of what was measured of each way, with the extremes of the time."""
-  yield (f'{kind:34} {"ms per batch":>24} {"times":>6} {"cpu ms":>8} {"times":>6} {"modules":>8} {"fill":>5} '
-         f'{"MB":>6}')
-  medians = {way: {name: statistics.median(result[name] for result in results) for name in results[0]}
-             for way, results in measured.items()}
+  yield (
+    f'{kind:34} {"ms per batch":>24} {"times":>6} {"cpu ms":>8} {"times":>6} {"modules":>8} {"fill":>5} '
+    f'{"MB":>6}'
+  )
+  medians = {
+    way: {name: statistics.median(result[name] for result in results) for name in results[0]}
+    for way, results in measured.items()
+  }
   for way, median in medians.items():
     times = [result['ms'] for result in measured[way]]
     spread = f'{median["ms"]:.2f} ({min(times):.2f}-{max(times):.2f})'
     # Batches differ in their numbers of modules.
-    faster = [medians[_BASE][name] / medians[_BASE]['modules'] * median['modules'] / median[name]
-              for name in ('ms', 'cpu')]
-    yield (f'{way:34} {spread:>24} {faster[0]:6.1f} {median["cpu"]:8.2f} {faster[1]:6.1f} {median["modules"]:8.1f} '
-           f'{median["fill"]:5.0%} {median["memory"]:6,.0f}')
+    faster = [
+      medians[_BASE][name] / medians[_BASE]['modules'] * median['modules'] / median[name]
+      for name in ('ms', 'cpu')
+    ]
+    yield (
+      f'{way:34} {spread:>24} {faster[0]:6.1f} {median["cpu"]:8.2f} {faster[1]:6.1f} {median["modules"]:8.1f} '
+      f'{median["fill"]:5.0%} {median["memory"]:6,.0f}'
+    )
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   parser.add_argument('--kind', choices=list(_SIZES), action='append', help='default: both')
   parser.add_argument('--modules', type=int, help='number of modules')
-  parser.add_argument('--batches', type=int, default=400, help='batches that are read; a fourth for layout')
+  parser.add_argument(
+    '--batches', type=int, default=400, help='batches that are read; a fourth for layout'
+  )
   parser.add_argument('--repeats', type=int, default=3, help='rounds')
-  parser.add_argument('--folder', type=pathlib.Path, help='keeps the data here; default: a temporary folder')
+  parser.add_argument(
+    '--folder', type=pathlib.Path, help='keeps the data here; default: a temporary folder'
+  )
   parser.add_argument('--run', nargs=4, help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.run:
@@ -152,22 +220,48 @@ def main() -> None:
   folder = args.folder or pathlib.Path(tempfile.mkdtemp())
   try:
     import tensorflow as tf
-    print(f'{platform.machine()}, one of {os.cpu_count()} CPUs, {platform.system()}; Python '
-          f'{platform.python_version()}, TensorFlow {tf.__version__}; median of {args.repeats}', flush=True)
+
+    print(
+      f'{platform.machine()}, one of {os.cpu_count()} CPUs, {platform.system()}; Python '
+      f'{platform.python_version()}, TensorFlow {tf.__version__}; median of {args.repeats}',
+      flush=True,
+    )
     for kind in args.kind or _SIZES:
       modules = args.modules or _SIZES[kind]['modules']
       source, data = folder / f'{kind}_{modules}_npz', folder / f'{kind}_{modules}'
       if not data.exists():
         shutil.rmtree(source, ignore_errors=True)
         write_modules(source, kind, modules)
-        subprocess.run([sys.executable, '-m', 'tpu_graphs', 'convert', f'--input={source}', f'--output={data}',
-                        f'--collection={kind}:benchmark', '--split=train', '--num_shards=8'], cwd=_ROOT, check=True,
-                       stdout=subprocess.DEVNULL)
+        subprocess.run(
+          [
+            sys.executable,
+            '-m',
+            'tpu_graphs',
+            'convert',
+            f'--input={source}',
+            f'--output={data}',
+            f'--collection={kind}:benchmark',
+            '--split=train',
+            '--num_shards=8',
+          ],
+          cwd=_ROOT,
+          check=True,
+          stdout=subprocess.DEVNULL,
+        )
       number = args.batches if kind == 'tile' else max(args.batches // 4, 1)
       measured: dict[str, list[dict[str, float]]] = {way: [] for way in _WAYS}
       for _ in range(args.repeats):
         for way, results in measured.items():
-          command = [sys.executable, '-m', 'benchmarks.input', '--run', way, str(data), kind, str(number)]
+          command = [
+            sys.executable,
+            '-m',
+            'benchmarks.input',
+            '--run',
+            way,
+            str(data),
+            kind,
+            str(number),
+          ]
           done = subprocess.run(command, cwd=_ROOT, check=True, stdout=subprocess.PIPE, text=True)
           results.append(json.loads(done.stdout.splitlines()[-1]))
       print('\n'.join(table(kind, measured)), flush=True)

@@ -8,7 +8,8 @@ import pathlib
 def peak() -> int:
   """The most bytes that this process has held at a time.
 
-  `ru_maxrss` is no such measure: a process that is started takes over that of the one that starts it.
+  `ru_maxrss` is no such measure: a process that is started takes over that of the one that
+  starts it.
   """
   for line in pathlib.Path('/proc/self/status').read_text(encoding='ascii').splitlines():
     name, _, value = line.partition(':')

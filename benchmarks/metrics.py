@@ -23,12 +23,16 @@ from tpu_graphs.metrics import intervals
 from tpu_graphs.metrics import metrics
 
 
-def _jobs(configs: int, modules: int) -> dict[str, tuple[str, Callable[[], tuple], Callable[..., Any]]]:
+def _jobs(
+  configs: int, modules: int
+) -> dict[str, tuple[str, Callable[[], tuple], Callable[..., Any]]]:
   """Name -> what of, what makes its input, and what is measured."""
   rng = np.random.default_rng(0)
 
   def module() -> tuple[np.ndarray, np.ndarray]:
-    runtimes = rng.integers(10**9, 10**9 + configs, configs)  # More than half of them occur more than once.
+    runtimes = rng.integers(
+      10**9, 10**9 + configs, configs
+    )  # More than half of them occur more than once.
     return runtimes, (runtimes + rng.normal(scale=configs / 2, size=configs)).astype(np.float32)
 
   def values() -> tuple[np.ndarray]:
@@ -36,10 +40,14 @@ def _jobs(configs: int, modules: int) -> dict[str, tuple[str, Callable[[], tuple
 
   of_configs, of_modules = f'{configs:,} configs', f'{modules:,} modules'
   return {
-      'kendall_tau': (of_configs, module, metrics.kendall_tau),
-      'opa': (of_configs, module, metrics.opa),
-      'all metrics': (of_configs, module, lambda *args: metrics.evaluate_module('m', *args, ks=(1, 10, 100))),
-      'bootstrap interval': (of_modules, values, intervals.of_mean),
+    'kendall_tau': (of_configs, module, metrics.kendall_tau),
+    'opa': (of_configs, module, metrics.opa),
+    'all metrics': (
+      of_configs,
+      module,
+      lambda *args: metrics.evaluate_module('m', *args, ks=(1, 10, 100)),
+    ),
+    'bootstrap interval': (of_modules, values, intervals.of_mean),
   }
 
 
@@ -53,15 +61,19 @@ def _peak_memory(make: Callable[[], tuple], job: Callable[..., Any]) -> float:
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   parser.add_argument('--configs', type=int, default=1_000_000, help='configs of the module')
   parser.add_argument('--modules', type=int, default=1000, help='modules to resample')
   parser.add_argument('--repeats', type=int, default=5, help='repeats of each')
   args = parser.parse_args()
   if min(args.configs, args.modules, args.repeats) < 1:
     parser.error('--configs, --modules and --repeats must be at least 1')
-  print(f'{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}; Python {platform.python_version()}, NumPy '
-        f'{np.__version__}; {args.repeats} repeats; {intervals.BootstrapOptions().resamples:,} resamples')
+  print(
+    f'{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}; Python {platform.python_version()}, NumPy '
+    f'{np.__version__}; {args.repeats} repeats; {intervals.BootstrapOptions().resamples:,} resamples'
+  )
   print(f'{"":20}{"":>20}{"best s":>9}{"median s":>10}{"peak MiB":>10}')
   for name, (what, make, job) in _jobs(args.configs, args.modules).items():
     arguments = make()
@@ -70,7 +82,9 @@ def main() -> None:
       start = time.perf_counter()
       job(*arguments)
       seconds.append(time.perf_counter() - start)
-    print(f'{name:20}{what:>20}{min(seconds):9.3f}{statistics.median(seconds):10.3f}{_peak_memory(make, job):10.1f}')
+    print(
+      f'{name:20}{what:>20}{min(seconds):9.3f}{statistics.median(seconds):10.3f}{_peak_memory(make, job):10.1f}'
+    )
 
 
 if __name__ == '__main__':

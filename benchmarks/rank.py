@@ -1,11 +1,13 @@
-"""Speed of ranking: configs per second by model and size of the module, in Python and by the exported model.
+"""Speed of ranking: configs per second by model and size of the module, in Python and by the
+exported model.
 
-  python -m benchmarks.rank                                   # the models by default; some ten minutes
-  python -m benchmarks.rank --model=LateJoinSAGE --kind=layout --ops=300,3000 --configs=1000
+  python -m benchmarks.rank                                   # the models by default; some ten
+  minutes python -m benchmarks.rank --model=LateJoinSAGE --kind=layout --ops=300,3000 --configs=1000
 
-Modules are random; of the N ops of a layout module, N / 15 are configurable. `rank` is all that the command does for a
-module once the run is loaded. `tensors` and `records` are the signatures of the exported model, loaded again from its
-files; `records` gets three equal records at a time. All ways are measured by turns.
+Modules are random; of the N ops of a layout module, N / 15 are configurable. `rank` is all that
+the command does for a module once the run is loaded. `tensors` and `records` are the signatures
+of the exported model, loaded again from its files; `records` gets three equal records at a time.
+All ways are measured by turns.
 """
 
 from __future__ import annotations
@@ -47,48 +49,82 @@ def make_module(kind: str, ops: int, configs: int) -> module_lib.Module:
   rng = np.random.default_rng(ops)
   unmeasured = np.full(configs, module_lib.UNMEASURED)
   if kind == 'tile':
-    own = {'config_feat': rng.random((configs, 24), np.float32), 'config_runtime_normalizers': unmeasured}
+    own = {
+      'config_feat': rng.random((configs, 24), np.float32),
+      'config_runtime_normalizers': unmeasured,
+    }
   else:
     config_ops = np.sort(rng.choice(ops, max(ops // 15, 1), replace=False))
     layouts = rng.integers(-1, 6, (configs, config_ops.size, 18), np.int8)
     own = {'node_config_ids': config_ops, 'node_config_feat': layouts}
   return module_lib.Module(
-      module_id='random', kind=kind, node_opcode=rng.integers(1, 120, ops), node_splits=np.array([0, ops]),
-      node_feat=rng.random((ops, 140), np.float32), config_runtime=unmeasured, config_id=np.arange(configs),
-      edge_index=np.stack([np.arange(1, ops), rng.integers(0, np.arange(1, ops))], axis=1), **own)
+    module_id='random',
+    kind=kind,
+    node_opcode=rng.integers(1, 120, ops),
+    node_splits=np.array([0, ops]),
+    node_feat=rng.random((ops, 140), np.float32),
+    config_runtime=unmeasured,
+    config_id=np.arange(configs),
+    edge_index=np.stack([np.arange(1, ops), rng.integers(0, np.arange(1, ops))], axis=1),
+    **own,
+  )
 
 
 def write_run(path: str, kind: str, model: str) -> None:
   """Writes a run whose model has random weights, but the usual sizes."""
   content = statistics_lib.Statistics.of(make_module(kind, 300, 20)).to_json()
   options = models.ModelOptions(model, kind)
-  runs.Writer(path, config={}, options=options, model=models.build(options, statistics_lib.parse(content)),
-              statistics=content, choices=feature_choices.PUBLISHED, overwrite=False).save(1)
+  runs.Writer(
+    path,
+    config={},
+    options=options,
+    model=models.build(options, statistics_lib.parse(content)),
+    statistics=content,
+    choices=feature_choices.PUBLISHED,
+    overwrite=False,
+  ).save(1)
 
 
-def ways(ranker: ranking.Ranker, signatures: Mapping[str, Callable[..., dict[str, tf.Tensor]]],
-         module: module_lib.Module) -> dict[str, tuple[Callable[[], object], int]]:
+def ways(
+  ranker: ranking.Ranker,
+  signatures: Mapping[str, Callable[..., dict[str, tf.Tensor]]],
+  module: module_lib.Module,
+) -> dict[str, tuple[Callable[[], object], int]]:
   """Name -> what scores all configs of a module, and how many times over."""
   tensors = {name: tf.constant(array) for name, array in saved_model.arrays_of(module).items()}
   examples = tf.constant([records.encode_whole(module)] * _BATCH)
-  return {'rank': (lambda: ranker.rank(module).scores, 1),
-          'tensors': (lambda: signatures['tensors'](**tensors)['scores'].numpy(), 1),
-          'records': (lambda: signatures['serving_default'](examples=examples)['scores'].numpy(), _BATCH)}
+  return {
+    'rank': (lambda: ranker.rank(module).scores, 1),
+    'tensors': (lambda: signatures['tensors'](**tensors)['scores'].numpy(), 1),
+    'records': (lambda: signatures['serving_default'](examples=examples)['scores'].numpy(), _BATCH),
+  }
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   parser.add_argument('--kind', choices=list(_OPS), action='append', help='default: both')
-  parser.add_argument('--model', choices=list(models.MODELS), action='append',
-                      help='default: EarlyJoinSAGE, LateJoinSAGE, EarlyJoinResGCN, MLP')
-  parser.add_argument('--ops', type=lambda text: [int(part) for part in text.split(',')], help='sizes of modules')
+  parser.add_argument(
+    '--model',
+    choices=list(models.MODELS),
+    action='append',
+    help='default: EarlyJoinSAGE, LateJoinSAGE, EarlyJoinResGCN, MLP',
+  )
+  parser.add_argument(
+    '--ops', type=lambda text: [int(part) for part in text.split(',')], help='sizes of modules'
+  )
   parser.add_argument('--configs', type=int, help='of each module')
   parser.add_argument('--repeats', type=int, default=3, help='repeats of each')
   args = parser.parse_args()
-  print(f'{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}; Python {platform.python_version()}, '
-        f'TensorFlow {tf.__version__}; median of {args.repeats}')
-  print(f'{"kind":7} {"model":16} {"ops":>6} {"configs":>7}  configs/s: {"rank":>9} {"tensors":>9} {"records":>9}  '
-        f'{"peak MB":>7}')
+  print(
+    f'{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}; Python {platform.python_version()}, '
+    f'TensorFlow {tf.__version__}; median of {args.repeats}'
+  )
+  print(
+    f'{"kind":7} {"model":16} {"ops":>6} {"configs":>7}  configs/s: {"rank":>9} {"tensors":>9} {"records":>9}  '
+    f'{"peak MB":>7}'
+  )
   for kind in args.kind or _OPS:
     for model in args.model or ('EarlyJoinSAGE', 'LateJoinSAGE', 'EarlyJoinResGCN', 'MLP'):
       with tempfile.TemporaryDirectory() as folder:
@@ -106,10 +142,15 @@ def main() -> None:
               job()
               if i:  # The first is for tracing and memory.
                 seconds[name].append(time.perf_counter() - start)
-          speeds = [configs * times / statistics.median(seconds[name]) for name, (_, times) in jobs.items()]
+          speeds = [
+            configs * times / statistics.median(seconds[name]) for name, (_, times) in jobs.items()
+          ]
           peak = memory.peak() / 1e6
           told = ' '.join(f'{speed:9,.0f}' for speed in speeds)
-          print(f'{kind:7} {model:16} {ops:6,} {configs:7,}             {told}  {peak:7,.0f}', flush=True)
+          print(
+            f'{kind:7} {model:16} {ops:6,} {configs:7,}             {told}  {peak:7,.0f}',
+            flush=True,
+          )
 
 
 if __name__ == '__main__':

@@ -4,12 +4,14 @@
   python -m benchmarks.train --batch_size=100 --only=EarlyJoinSAGE
   python -m benchmarks.train --quick    # EarlyJoinSAGE and the naive one, one round each
 
-Whole steps are measured, from records on disk to changed weights: modules of some 40 ops with 10 configs each, 3 layers
-of 64 hidden units. Each job is a process of its own; they take steps by turns, so that all meet the same
-neighbours on the machine. `net MB` is a job's peak less what a process holds that has imported the same and is idle.
+Whole steps are measured, from records on disk to changed weights: modules of some 40 ops with 10
+configs each, 3 layers of 64 hidden units. Each job is a process of its own; they take steps by
+turns, so that all meet the same neighbours on the machine. `net MB` is a job's peak less what a
+process holds that has imported the same and is idle.
 
-The naive job trains EarlyJoinSAGE as it is written down: it parses and samples record by record, puts opcode embedding,
-features and config side by side for every op and config, and lets each layer gather and scatter anew.
+The naive job trains EarlyJoinSAGE as it is written down: it parses and samples record by record,
+puts opcode embedding, features and config side by side for every op and config, and lets each
+layer gather and scatter anew.
 """
 
 from __future__ import annotations
@@ -64,53 +66,71 @@ class NaiveEarlyJoinSAGE(tf.keras.Model):
     self.normalize_config = parts.Normalizer(statistics['config_feat'])
     self.embed = tf.keras.layers.Embedding(features.NUM_OPCODES, options.opcode_embedding)
     self.rounds = [_NaiveSAGELayer(options) for _ in range(options.layers)]
-    self.normalize = [tf.keras.layers.LayerNormalization(center=False, scale=False) for _ in self.rounds[1:]]
+    self.normalize = [
+      tf.keras.layers.LayerNormalization(center=False, scale=False) for _ in self.rounds[1:]
+    ]
     self.head = tf.keras.layers.Dense(options.hidden, activation='relu')
     self.score = tf.keras.layers.Dense(1)
 
   def call(self, graph: tfgnn.GraphTensor) -> tf.Tensor:
     config = tfgnn.broadcast_context_to_nodes(
-        graph, 'op', feature_value=self.normalize_config(graph.context['config_feat']))  # [N, K, 24]
+      graph, 'op', feature_value=self.normalize_config(graph.context['config_feat'])
+    )  # [N, K, 24]
     op = graph.node_sets['op']
     op = tf.concat([self.embed(op['opcode']), self.normalize_op(op['feat'])], axis=-1)  # [N, 204]
     op = tf.repeat(op[:, tf.newaxis], tf.shape(config)[1], axis=1)  # [N, K, 204]
     state = self.rounds[0](graph, tf.concat([op, config], axis=-1))  # [N, K, H]
     for layer, normalize in zip(self.rounds[1:], self.normalize, strict=True):
       state = normalize(state + layer(graph, state))
-    pooled = [tfgnn.pool_nodes_to_context(graph, 'op', reduce, feature_value=state)
-              for reduce in ('mean', 'max_no_inf')]
+    pooled = [
+      tfgnn.pool_nodes_to_context(graph, 'op', reduce, feature_value=state)
+      for reduce in ('mean', 'max_no_inf')
+    ]
     return tf.squeeze(self.score(self.head(tf.concat(pooled, axis=-1))), axis=-1)
 
   def take_weights_of(self, model: tf.keras.Model) -> None:
     """Takes over the weights of an EarlyJoinSAGE of the same sizes; both must be built."""
-    for own, other in ((self.normalize_op, model._op_input._normalize), (self.embed, model._op_input._embed),
-                       (self.normalize_config, model._config_input._normalize), (self.head, model._head._hidden),
-                       (self.score, model._head._score)):
+    for own, other in (
+      (self.normalize_op, model._op_input._normalize),
+      (self.embed, model._op_input._embed),
+      (self.normalize_config, model._config_input._normalize),
+      (self.head, model._head._hidden),
+      (self.score, model._head._score),
+    ):
       own.set_weights(other.get_weights())
-    kernels = [np.concatenate([part._project.kernels for part in (model._of_ops, model._of_configs)], axis=1),
-               *(layer._project.kernels for layer in model._layers)]
+    kernels = [
+      np.concatenate(
+        [part._project.kernels for part in (model._of_ops, model._of_configs)], axis=1
+      ),
+      *(layer._project.kernels for layer in model._layers),
+    ]
     for layer, own in zip(self.rounds, kernels, strict=True):
       for dense, kernel in zip((layer.itself, layer.operands, layer.consumers), own, strict=True):
         dense.kernel.assign(kernel)
-    for layer, activate in zip(self.rounds, (model._activate, *(other._activate for other in model._layers)),
-                               strict=True):
+    for layer, activate in zip(
+      self.rounds, (model._activate, *(other._activate for other in model._layers)), strict=True
+    ):
       layer.itself.bias.assign(activate.bias)
 
 
 class _NaiveSAGELayer(tf.keras.layers.Layer):
-
   def __init__(self, options: parts.PartOptions):
     super().__init__()
     self.itself = tf.keras.layers.Dense(options.hidden)
-    self.operands, self.consumers = (tf.keras.layers.Dense(options.hidden, use_bias=False) for _ in range(2))
+    self.operands, self.consumers = (
+      tf.keras.layers.Dense(options.hidden, use_bias=False) for _ in range(2)
+    )
 
   def call(self, graph: tfgnn.GraphTensor, state: tf.Tensor) -> tf.Tensor:
     def mean(sender: int, receiver: int) -> tf.Tensor:
       messages = tfgnn.broadcast_node_to_edges(graph, 'operand', sender, feature_value=state)
       return tfgnn.pool_edges_to_node(graph, 'operand', receiver, 'mean', feature_value=messages)
 
-    return tf.nn.relu(self.itself(state) + self.operands(mean(tfgnn.SOURCE, tfgnn.TARGET)) +
-                      self.consumers(mean(tfgnn.TARGET, tfgnn.SOURCE)))
+    return tf.nn.relu(
+      self.itself(state)
+      + self.operands(mean(tfgnn.SOURCE, tfgnn.TARGET))
+      + self.consumers(mean(tfgnn.TARGET, tfgnn.SOURCE))
+    )
 
 
 def naive_batches(directory: directory_lib.DatasetDirectory, batch_size: int) -> tf.data.Dataset:
@@ -120,13 +140,18 @@ def naive_batches(directory: directory_lib.DatasetDirectory, batch_size: int) ->
   def sample(serialized: tf.Tensor) -> tfgnn.GraphTensor:
     graph = tfgnn.parse_single_example(spec, serialized)
     chosen = tf.random.shuffle(tf.range(loading.num_configs(graph)))[:_CONFIGS]
-    return loading.without_strings(loading.decode(graph, directory.kind, chosen=chosen, pad_to=_CONFIGS))
+    return loading.without_strings(
+      loading.decode(graph, directory.kind, chosen=chosen, pad_to=_CONFIGS)
+    )
 
   paths = [os.path.join(directory.path, shard.name) for shard in directory.split('train').shards]
-  records = tf.data.Dataset.from_tensor_slices(paths).interleave(tf.data.TFRecordDataset, num_parallel_calls=2)
+  records = tf.data.Dataset.from_tensor_slices(paths).interleave(
+    tf.data.TFRecordDataset, num_parallel_calls=2
+  )
   graphs = records.repeat().shuffle(_RECORDS).map(sample, num_parallel_calls=tf.data.AUTOTUNE)
-  merged = graphs.batch(batch_size, drop_remainder=True).map(lambda graph: graph.merge_batch_to_components(),
-                                                         num_parallel_calls=tf.data.AUTOTUNE)
+  merged = graphs.batch(batch_size, drop_remainder=True).map(
+    lambda graph: graph.merge_batch_to_components(), num_parallel_calls=tf.data.AUTOTUNE
+  )
   return merged.prefetch(tf.data.AUTOTUNE)
 
 
@@ -159,11 +184,18 @@ class NaiveTrainer:
 class Trainer:
   """Trains a model of `baselines`, epoch after epoch."""
 
-  def __init__(self, directory: directory_lib.DatasetDirectory, name: str, batch_size: int, *, static: bool):
-    options = trainer_lib.TrainOptions(epochs=1000, batch_size=batch_size, configs_per_module=_CONFIGS,
-                                    shapes=int(static))
-    self._trainer = trainer_lib.Trainer(models.ModelOptions(name, 'tile', _SIZES), options,
-                                     tf.distribute.OneDeviceStrategy('/cpu:0'), directory=directory)
+  def __init__(
+    self, directory: directory_lib.DatasetDirectory, name: str, batch_size: int, *, static: bool
+  ):
+    options = trainer_lib.TrainOptions(
+      epochs=1000, batch_size=batch_size, configs_per_module=_CONFIGS, shapes=int(static)
+    )
+    self._trainer = trainer_lib.Trainer(
+      models.ModelOptions(name, 'tile', _SIZES),
+      options,
+      tf.distribute.OneDeviceStrategy('/cpu:0'),
+      directory=directory,
+    )
     self._batches = iter(self._trainer.batches(1))
     self._epoch = self._left = 0
 
@@ -185,6 +217,7 @@ def write_dataset(folder: pathlib.Path) -> str:
   """Converts random tile modules; returns the dataset directory."""
   from pipelines import convert  # Here, since the jobs do without Beam.
   from pipelines.conversion import options as options_lib
+
   raw = folder / 'raw' / 'train'
   raw.mkdir(parents=True)
   rng = np.random.default_rng(0)
@@ -192,21 +225,34 @@ def write_dataset(folder: pathlib.Path) -> str:
     n, c = int(rng.integers(20, 61)), int(rng.integers(100, 301))
     edges = np.stack([np.arange(1, n), rng.integers(0, np.arange(1, n))], axis=1)
     edges = np.concatenate([edges, np.sort(rng.integers(0, n, (n // 4, 2)), axis=1)[:, ::-1]])
-    feat = np.where(rng.random((n, features.NUM_NODE_FEATURES)) < 0.3,
-                    rng.integers(0, 1000, (n, features.NUM_NODE_FEATURES)), 0)
-    np.savez(raw / f'{i}.npz', node_opcode=rng.integers(1, 100, n).astype(np.uint8), edge_index=edges,
-             node_feat=feat.astype(np.float32), config_runtime=rng.integers(10**3, 10**6, c),
-             config_feat=rng.integers(0, 64, (c, features.NUM_TILE_FEATURES)).astype(np.float32),
-             config_runtime_normalizers=np.full(c, 10**4))
+    feat = np.where(
+      rng.random((n, features.NUM_NODE_FEATURES)) < 0.3,
+      rng.integers(0, 1000, (n, features.NUM_NODE_FEATURES)),
+      0,
+    )
+    np.savez(
+      raw / f'{i}.npz',
+      node_opcode=rng.integers(1, 100, n).astype(np.uint8),
+      edge_index=edges,
+      node_feat=feat.astype(np.float32),
+      config_runtime=rng.integers(10**3, 10**6, c),
+      config_feat=rng.integers(0, 64, (c, features.NUM_TILE_FEATURES)).astype(np.float32),
+      config_runtime_normalizers=np.full(c, 10**4),
+    )
   directory = str(folder / 'data')
-  convert.convert(inputs=[str(folder / 'raw')], directory=directory,
-                  options=options_lib.ConvertOptions(collection='tile:benchmark'))
+  convert.convert(
+    inputs=[str(folder / 'raw')],
+    directory=directory,
+    options=options_lib.ConvertOptions(collection='tile:benchmark'),
+  )
   shutil.rmtree(folder / 'raw')
   return directory
 
 
 def work(job: str, data: str, batch_size: int) -> None:
-  """A worker: for each line of input takes so many steps; prints seconds, CPU seconds, configs and peak memory."""
+  """A worker: for each line of input takes so many steps; prints seconds, CPU seconds, configs
+  and peak memory.
+  """
   directory = directory_lib.open_directory(data)
   if job not in (_IDLE, _NAIVE):
     host.tune(directory.kind)
@@ -216,12 +262,16 @@ def work(job: str, data: str, batch_size: int) -> None:
   elif job == _NAIVE:
     take = NaiveTrainer(directory, batch_size).take
   else:
-    take = Trainer(directory, job.removesuffix(_STATIC), batch_size, static=job.endswith(_STATIC)).take
+    take = Trainer(
+      directory, job.removesuffix(_STATIC), batch_size, static=job.endswith(_STATIC)
+    ).take
   print('ready', flush=True)
   for line in sys.stdin:
     start, cpu = time.perf_counter(), time.process_time()
     configs = take(int(line))
-    print(time.perf_counter() - start, time.process_time() - cpu, configs, memory.peak(), flush=True)
+    print(
+      time.perf_counter() - start, time.process_time() - cpu, configs, memory.peak(), flush=True
+    )
 
 
 class Worker:
@@ -241,8 +291,17 @@ class Worker:
     self.cpu_ms: list[float] = []
     self.config_rate: list[float] = []
     self.memory = 0.0
-    command = [sys.executable, '-m', 'benchmarks.train', f'--job={job}', f'--data={data}', f'--batch_size={batch_size}']
-    self._process = subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    command = [
+      sys.executable,
+      '-m',
+      'benchmarks.train',
+      f'--job={job}',
+      f'--data={data}',
+      f'--batch_size={batch_size}',
+    ]
+    self._process = subprocess.Popen(
+      command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     if self._process.stdout.readline() != 'ready\n':
       sys.exit(f'{job} failed')
     self._take(_WARM_UP)
@@ -270,21 +329,29 @@ class Worker:
 def table(workers: Sequence[Worker], idle: Worker) -> Iterator[str]:
   """Lines of text: medians, and how they compare with those of the naive job."""
   naive = next(worker for worker in workers if worker.job == _NAIVE)
-  yield (f'{"":29} {"ms per step":>20} {"CPU":>5} {"steps/s":>8} {"configs/s":>10} {"of naive":>9} {"peak":>5} '
-         f'{"net of idle":>11} {"of":>5}')
-  yield (f'{"job":29} {"min":>6} {"median":>6} {"max":>6} {"ms":>5} {"of naive":>8} {"":>10} {"":>9} {"MB":>5} '
-         f'{"MB":>11} {"naive":>5}')
+  yield (
+    f'{"":29} {"ms per step":>20} {"CPU":>5} {"steps/s":>8} {"configs/s":>10} {"of naive":>9} {"peak":>5} '
+    f'{"net of idle":>11} {"of":>5}'
+  )
+  yield (
+    f'{"job":29} {"min":>6} {"median":>6} {"max":>6} {"ms":>5} {"of naive":>8} {"":>10} {"":>9} {"MB":>5} '
+    f'{"MB":>11} {"naive":>5}'
+  )
   for worker in workers:
     rate, net = statistics.median(worker.config_rate), worker.memory - idle.memory
     median = statistics.median(worker.step_ms)
-    yield (f'{worker.job:29} {min(worker.step_ms):6.1f} {median:6.1f} {max(worker.step_ms):6.1f} '
-           f'{statistics.median(worker.cpu_ms):5.1f} {statistics.median(naive.step_ms) / median:7.2f}x {rate:10,.0f} '
-           f'{rate / statistics.median(naive.config_rate):8.2f}x {worker.memory / 1e6:5,.0f} {net / 1e6:11,.0f} '
-           f'{net / (naive.memory - idle.memory):4.2f}x')
+    yield (
+      f'{worker.job:29} {min(worker.step_ms):6.1f} {median:6.1f} {max(worker.step_ms):6.1f} '
+      f'{statistics.median(worker.cpu_ms):5.1f} {statistics.median(naive.step_ms) / median:7.2f}x {rate:10,.0f} '
+      f'{rate / statistics.median(naive.config_rate):8.2f}x {worker.memory / 1e6:5,.0f} {net / 1e6:11,.0f} '
+      f'{net / (naive.memory - idle.memory):4.2f}x'
+    )
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   parser.add_argument('--batch_size', type=int, default=10, help='modules per step')
   parser.add_argument('--steps', type=int, default=100, help='steps per round')
   parser.add_argument('--rounds', type=int, default=7, help='rounds of all jobs')
@@ -300,12 +367,17 @@ def main() -> None:
   steps, rounds = (20, 1) if args.quick else (args.steps, args.rounds)
   with tempfile.TemporaryDirectory() as folder:
     data = write_dataset(pathlib.Path(folder))
-    print(f'{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}; Python {platform.python_version()}, '
-          f'TensorFlow {tf.__version__}, TF-GNN {tfgnn.__version__}; {rounds} rounds of {steps} steps of '
-          f'{args.batch_size} modules with {_CONFIGS} configs; {_SIZES}', flush=True)
+    print(
+      f'{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}; Python {platform.python_version()}, '
+      f'TensorFlow {tf.__version__}, TF-GNN {tfgnn.__version__}; {rounds} rounds of {steps} steps of '
+      f'{args.batch_size} modules with {_CONFIGS} configs; {_SIZES}',
+      flush=True,
+    )
     idle = Worker(_IDLE, data, args.batch_size)
-    workers = [Worker(job, data, args.batch_size)
-               for job in (_NAIVE, *names, *(name + _STATIC for name in names if name == _MODEL))]
+    workers = [
+      Worker(job, data, args.batch_size)
+      for job in (_NAIVE, *names, *(name + _STATIC for name in names if name == _MODEL))
+    ]
     try:
       for number in range(1, rounds + 1):
         for worker in workers:

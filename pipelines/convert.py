@@ -1,4 +1,5 @@
-"""Converts programs (TpuGraphs npz files, HLO protobufs or text) into a dataset directory of GraphTensor records.
+"""Converts programs (TpuGraphs npz files, HLO protobufs or text) into a dataset directory of
+GraphTensor records.
 
   python pipelines/convert.py --collection=tile:xla --input='raw/*.npz' --output=data/tile
 
@@ -37,9 +38,13 @@ _BYTES_PER_SHARD = 8 << 20  # Of compressed input; the default for the number of
 
 @contextlib.contextmanager
 def _interrupt_kept() -> Iterator[None]:
-  """Ctrl-C inside the block ends it by KeyboardInterrupt, also where Beam makes another error of one, or hides it."""
+  """Ctrl-C inside the block ends it by KeyboardInterrupt, also where Beam makes another error of
+  one, or hides it.
+  """
   ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # And nobody else's.
-  if not ours or threading.current_thread() is not threading.main_thread():  # There alone signals arrive.
+  if (
+    not ours or threading.current_thread() is not threading.main_thread()
+  ):  # There alone signals arrive.
     yield
     return
   seen = []
@@ -61,8 +66,14 @@ def _interrupt_kept() -> Iterator[None]:
     raise KeyboardInterrupt
 
 
-def convert(*, inputs: Sequence[str], directory: str, options: options_lib.ConvertOptions, overwrite: bool = False,
-            beam_args: Sequence[str] = ()) -> manifest_lib.Manifest:
+def convert(
+  *,
+  inputs: Sequence[str],
+  directory: str,
+  options: options_lib.ConvertOptions,
+  overwrite: bool = False,
+  beam_args: Sequence[str] = (),
+) -> manifest_lib.Manifest:
   """Runs a conversion to its end.
 
   Args:
@@ -76,7 +87,8 @@ def convert(*, inputs: Sequence[str], directory: str, options: options_lib.Conve
     The manifest.
 
   Raises:
-    InputError: input, output or options cannot be used. Nothing is left in `directory` then, if it can be removed.
+    InputError: input, output or options cannot be used. Nothing is left in `directory` then, if
+      it can be removed.
   """
   beam_lib.check_file_system('--output', directory)
   found = inputs_lib.find_inputs(inputs, options.collection, options.hlo_stage)
@@ -86,7 +98,11 @@ def convert(*, inputs: Sequence[str], directory: str, options: options_lib.Conve
   request = {'collection': options.collection, 'inputs': sorted(inputs), **options.to_json()}
   output.begin(directory, request=request, overwrite=overwrite)
   try:
-    _ = pipeline | 'Patterns' >> beam.Create(found.patterns) | 'Convert' >> transform.Convert(directory, options)
+    _ = (
+      pipeline
+      | 'Patterns' >> beam.Create(found.patterns)
+      | 'Convert' >> transform.Convert(directory, options)
+    )
     with _interrupt_kept():
       pipeline.run().wait_until_finish()
   except Exception as error:
@@ -100,72 +116,191 @@ def convert(*, inputs: Sequence[str], directory: str, options: options_lib.Conve
 
 def _define_flags(flag_values) -> None:
   from absl import flags
-  flags.DEFINE_multi_string('input', None, 'Files, globs or folders of npz or pb files, separated by commas or in '
-                            'several --input; a folder may be the root of a TpuGraphs tree, or what XLA wrote with '
-                            '--xla_dump_to. HLO text is read as well, where it is named or matched by a glob.',
-                            flag_values=flag_values)
+
+  flags.DEFINE_multi_string(
+    'input',
+    None,
+    'Files, globs or folders of npz or pb files, separated by commas or in '
+    'several --input; a folder may be the root of a TpuGraphs tree, or what XLA wrote with '
+    '--xla_dump_to. HLO text is read as well, where it is named or matched by a glob.',
+    flag_values=flag_values,
+  )
   flags.DEFINE_string('output', None, 'Dataset directory to write.', flag_values=flag_values)
-  flags.DEFINE_string('collection', None, "Name of the collection, 'tile:NAME' or 'layout:NAME', such as "
-                      "'layout:xla:random'.", flag_values=flag_values)
-  flags.DEFINE_enum('split', None, module_lib.SPLITS, 'Split for all modules. Default: the folder (train, valid or '
-                    'test) that a file lies in, else a hash of its graph.', flag_values=flag_values)
-  flags.DEFINE_enum('hlo_stage', 'after', dumps.STAGES, 'Which programs of an XLA dump: after or before the passes of '
-                    'the compiler, or all.', flag_values=flag_values)
-  flags.DEFINE_integer('num_shards', None, 'Files per split. Default: by the size of the input.', lower_bound=1,
-                       flag_values=flag_values)
+  flags.DEFINE_string(
+    'collection',
+    None,
+    "Name of the collection, 'tile:NAME' or 'layout:NAME', such as 'layout:xla:random'.",
+    flag_values=flag_values,
+  )
+  flags.DEFINE_enum(
+    'split',
+    None,
+    module_lib.SPLITS,
+    'Split for all modules. Default: the folder (train, valid or '
+    'test) that a file lies in, else a hash of its graph.',
+    flag_values=flag_values,
+  )
+  flags.DEFINE_enum(
+    'hlo_stage',
+    'after',
+    dumps.STAGES,
+    'Which programs of an XLA dump: after or before the passes of the compiler, or all.',
+    flag_values=flag_values,
+  )
+  flags.DEFINE_integer(
+    'num_shards',
+    None,
+    'Files per split. Default: by the size of the input.',
+    lower_bound=1,
+    flag_values=flag_values,
+  )
   defaults = records.RecordOptions()
-  flags.DEFINE_integer('max_configs_per_record', defaults.max_configs, 'Modules with more configs become several '
-                       'records.', lower_bound=1, flag_values=flag_values)
-  flags.DEFINE_integer('max_record_bytes', defaults.max_bytes, 'The same by size.', lower_bound=1,
-                       flag_values=flag_values)
-  flags.DEFINE_enum('on_error', 'fail', ['fail', 'skip'], 'Whether to stop at an input that cannot be used, or to list '
-                    'it in rejected.jsonl and go on.', flag_values=flag_values)
-  flags.DEFINE_float('max_rejected_fraction', 1.0, 'With --on_error=skip: fail, with nothing written but the list of '
-                     'them, where more than this share of the input files cannot be used.',
-                     lower_bound=0.0, upper_bound=1.0, flag_values=flag_values)
-  flags.DEFINE_integer('max_array_bytes', module_lib.DEFAULT_MAX_ARRAY_BYTES, 'Input with a larger array cannot be used.',
-                       lower_bound=1, flag_values=flag_values)
-  flags.DEFINE_integer('max_configs', None, 'Keep a sample of the configs of modules with more.', lower_bound=1,
-                       flag_values=flag_values)
-  flags.DEFINE_enum('config_sampling', 'uniform', selection.SAMPLINGS, 'The sample: at random, evenly over the ranks '
-                    'of the runtimes, or at random with a preference for the fastest.', flag_values=flag_values)
-  flags.DEFINE_enum('dedup_configs', 'off', selection.DEDUPS, 'Keep one of several configs with the same features: the '
-                    'first, that with the least runtime, or the first with the mean runtime.', flag_values=flag_values)
-  flags.DEFINE_integer('keep_hops', None, 'Layout only: keep of each graph the ops that are at most so many edges, in '
-                       'either direction, from a configurable op.', lower_bound=0, flag_values=flag_values)
-  flags.DEFINE_enum('rest', None, reduction.RESTS, 'With --keep_hops: drop (the default) leaves the other ops out, '
-                    'summary merges those of each computation into one op.', flag_values=flag_values)
-  flags.DEFINE_enum('layout_padding', '0', list(map(str, feature_choices.LAYOUT_PADDINGS)), 'Fills the unused ones of '
-                    'the node features layout_minor_to_major: 0 as published, -1 to tell "no dimension" from '
-                    '"dimension 0".', flag_values=flag_values)
-  flags.DEFINE_multi_string('extra_features', None, 'package.module:attribute of node features of your own, a function '
-                            'under @feature_choices.node_features. May be given several times.',
-                            flag_values=flag_values)
-  flags.DEFINE_integer('seed', 0, 'Decides hashed splits, samples, and the order of configs and records.',
-                       lower_bound=0, upper_bound=2**32 - 1, flag_values=flag_values)
-  flags.DEFINE_bool('overwrite', False, 'Replace a dataset that exists; it is removed at the start.',
-                    flag_values=flag_values)
+  flags.DEFINE_integer(
+    'max_configs_per_record',
+    defaults.max_configs,
+    'Modules with more configs become several records.',
+    lower_bound=1,
+    flag_values=flag_values,
+  )
+  flags.DEFINE_integer(
+    'max_record_bytes',
+    defaults.max_bytes,
+    'The same by size.',
+    lower_bound=1,
+    flag_values=flag_values,
+  )
+  flags.DEFINE_enum(
+    'on_error',
+    'fail',
+    ['fail', 'skip'],
+    'Whether to stop at an input that cannot be used, or to list it in rejected.jsonl and go on.',
+    flag_values=flag_values,
+  )
+  flags.DEFINE_float(
+    'max_rejected_fraction',
+    1.0,
+    'With --on_error=skip: fail, with nothing written but the list of '
+    'them, where more than this share of the input files cannot be used.',
+    lower_bound=0.0,
+    upper_bound=1.0,
+    flag_values=flag_values,
+  )
+  flags.DEFINE_integer(
+    'max_array_bytes',
+    module_lib.DEFAULT_MAX_ARRAY_BYTES,
+    'Input with a larger array cannot be used.',
+    lower_bound=1,
+    flag_values=flag_values,
+  )
+  flags.DEFINE_integer(
+    'max_configs',
+    None,
+    'Keep a sample of the configs of modules with more.',
+    lower_bound=1,
+    flag_values=flag_values,
+  )
+  flags.DEFINE_enum(
+    'config_sampling',
+    'uniform',
+    selection.SAMPLINGS,
+    'The sample: at random, evenly over the ranks '
+    'of the runtimes, or at random with a preference for the fastest.',
+    flag_values=flag_values,
+  )
+  flags.DEFINE_enum(
+    'dedup_configs',
+    'off',
+    selection.DEDUPS,
+    'Keep one of several configs with the same features: the '
+    'first, that with the least runtime, or the first with the mean runtime.',
+    flag_values=flag_values,
+  )
+  flags.DEFINE_integer(
+    'keep_hops',
+    None,
+    'Layout only: keep of each graph the ops that are at most so many edges, in '
+    'either direction, from a configurable op.',
+    lower_bound=0,
+    flag_values=flag_values,
+  )
+  flags.DEFINE_enum(
+    'rest',
+    None,
+    reduction.RESTS,
+    'With --keep_hops: drop (the default) leaves the other ops out, '
+    'summary merges those of each computation into one op.',
+    flag_values=flag_values,
+  )
+  flags.DEFINE_enum(
+    'layout_padding',
+    '0',
+    list(map(str, feature_choices.LAYOUT_PADDINGS)),
+    'Fills the unused ones of '
+    'the node features layout_minor_to_major: 0 as published, -1 to tell "no dimension" from '
+    '"dimension 0".',
+    flag_values=flag_values,
+  )
+  flags.DEFINE_multi_string(
+    'extra_features',
+    None,
+    'package.module:attribute of node features of your own, a function '
+    'under @feature_choices.node_features. May be given several times.',
+    flag_values=flag_values,
+  )
+  flags.DEFINE_integer(
+    'seed',
+    0,
+    'Decides hashed splits, samples, and the order of configs and records.',
+    lower_bound=0,
+    upper_bound=2**32 - 1,
+    flag_values=flag_values,
+  )
+  flags.DEFINE_bool(
+    'overwrite',
+    False,
+    'Replace a dataset that exists; it is removed at the start.',
+    flag_values=flag_values,
+  )
   for name in ('input', 'output', 'collection'):
     flags.mark_flag_as_required(name, flag_values=flag_values)
 
 
 def _job(flag_values, beam_args: list[str]) -> int:
   options = options_lib.ConvertOptions(
-      collection=flag_values.collection, split=flag_values.split, num_shards=flag_values.num_shards,
-      on_error=flag_values.on_error, hlo_stage=flag_values.hlo_stage, keep_hops=flag_values.keep_hops,
-      rest=flag_values.rest,
-      max_rejected_fraction=flag_values.max_rejected_fraction, max_array_bytes=flag_values.max_array_bytes,
-      configs=selection.ConfigSelection(max_configs=flag_values.max_configs, sampling=flag_values.config_sampling,
-                                        dedup=flag_values.dedup_configs, seed=flag_values.seed),
-      records=records.RecordOptions(max_configs=flag_values.max_configs_per_record,
-                                    max_bytes=flag_values.max_record_bytes, seed=flag_values.seed),
-      choices=feature_choices.FeatureChoices(
-          layout_padding=int(flag_values.layout_padding),
-          extra=tuple(feature_choices.load(source) for source in flag_values.extra_features or ())))
+    collection=flag_values.collection,
+    split=flag_values.split,
+    num_shards=flag_values.num_shards,
+    on_error=flag_values.on_error,
+    hlo_stage=flag_values.hlo_stage,
+    keep_hops=flag_values.keep_hops,
+    rest=flag_values.rest,
+    max_rejected_fraction=flag_values.max_rejected_fraction,
+    max_array_bytes=flag_values.max_array_bytes,
+    configs=selection.ConfigSelection(
+      max_configs=flag_values.max_configs,
+      sampling=flag_values.config_sampling,
+      dedup=flag_values.dedup_configs,
+      seed=flag_values.seed,
+    ),
+    records=records.RecordOptions(
+      max_configs=flag_values.max_configs_per_record,
+      max_bytes=flag_values.max_record_bytes,
+      seed=flag_values.seed,
+    ),
+    choices=feature_choices.FeatureChoices(
+      layout_padding=int(flag_values.layout_padding),
+      extra=tuple(feature_choices.load(source) for source in flag_values.extra_features or ()),
+    ),
+  )
   start = time.monotonic()
   inputs = [name for names in flag_values.input for name in names.split(',')]
-  manifest = convert(inputs=inputs, directory=flag_values.output, options=options,
-                     overwrite=flag_values.overwrite, beam_args=beam_args)
+  manifest = convert(
+    inputs=inputs,
+    directory=flag_values.output,
+    options=options,
+    overwrite=flag_values.overwrite,
+    beam_args=beam_args,
+  )
   print(f'{manifest.collection} -> {flag_values.output} in {time.monotonic() - start:.1f} s')
   print(description.describe(manifest))
   return 0

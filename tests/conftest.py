@@ -16,26 +16,31 @@ from tests import testing
 from tpu_graphs.hlo import implementations
 from tpu_graphs.modules import module as module_lib
 
-# TensorFlow may import JAX, which sets this to '1' where it is unset: the commands that tests start would inherit that
-# and print TensorFlow's log, as they do in no shell.
+# TensorFlow may import JAX, which sets this to '1' where it is unset: the commands that tests start
+# would inherit that and print TensorFlow's log, as they do in no shell.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 
 def pytest_configure(config):
-  # pytest-xdist would begin with the files that hold the most tests, which are not those that take the longest.
+  # pytest-xdist would begin with the files that hold the most tests, which are not those that take
+  # the longest.
   config.option.loadscopereorder = False
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-  """Begins with files of slow tests, then of many, so that no process is left alone with a long one at the end."""
+  """Begins with files of slow tests, then of many, so that no process is left alone with a long
+  one at the end.
+  """
   slow = {item.path for item in items if item.get_closest_marker('slow')}
   count = collections.Counter(item.path for item in items)
   items.sort(key=lambda item: (item.path not in slow, -count[item.path], item.path))
 
 
 def pytest_collection_finish():
-  """Saves a tenth of the time: what was imported stays, so that no garbage collection need go through it again."""
+  """Saves a tenth of the time: what was imported stays, so that no garbage collection need go
+  through it again.
+  """
   gc.collect()
   gc.freeze()
   gc.set_threshold(50_000, 20, 20)
@@ -62,7 +67,9 @@ def kind(request):
 
 @pytest.fixture(scope='session')
 def built(tmp_path_factory) -> tuple[pathlib.Path, pathlib.Path]:
-  """The sdist, and the wheel built from the sdist; the processes of pytest-xdist build them once."""
+  """The sdist, and the wheel built from the sdist; the processes of pytest-xdist build them
+  once.
+  """
   folder = tmp_path_factory.getbasetemp()
   if 'PYTEST_XDIST_WORKER' in os.environ:
     folder = folder.parent  # That of all processes.
@@ -82,7 +89,9 @@ def _build(source: pathlib.Path, out: pathlib.Path) -> None:
   for name in testing.METADATA_FILES:
     shutil.copy(root / name, source)
   for name in (*testing.PACKAGES, 'tests'):
-    shutil.copytree(root / name, source / name, ignore=shutil.ignore_patterns('__pycache__', 'golden', '*.so'))
+    shutil.copytree(
+      root / name, source / name, ignore=shutil.ignore_patterns('__pycache__', 'golden', '*.so')
+    )
   command = [sys.executable, '-m', 'build', '--no-isolation', f'--outdir={out}', str(source)]
   result = subprocess.run(command, text=True, capture_output=True, check=False, cwd=out.parent)
   assert result.returncode == 0, result.stdout + result.stderr
@@ -94,6 +103,7 @@ def each_run_loaded_once():
   from baselines import scoring
   from baselines.serving import ranking  # Here, since only some tests need it.
   from baselines.training import runs
+
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(runs, 'load', functools.cache(runs.load))
     patch.setattr(scoring, 'make_scorer', functools.cache(scoring.make_scorer))
@@ -109,8 +119,11 @@ def pipelines_made():
 
 @pytest.fixture
 def each_pipeline_made_once(pipelines_made, monkeypatch):
-  """Saves seconds per training and evaluation: tracing the same input pipeline again. It can be read many times."""
+  """Saves seconds per training and evaluation: tracing the same input pipeline again. It can be
+  read many times.
+  """
   from tpu_graphs.input import batching  # Here, since only some tests need it.
+
   batches = batching.batches
 
   def once(*args, **options):

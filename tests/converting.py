@@ -23,7 +23,9 @@ TWO_PROCESSES = ('--direct_running_mode=multi_processing', '--direct_num_workers
 def options(collection='tile:xla', **kwargs):
   names = ('split', 'num_shards', 'on_error', 'max_array_bytes', 'keep_hops', 'rest')
   own = {name: kwargs.pop(name) for name in names if name in kwargs}
-  return options_lib.ConvertOptions(collection=collection, **own, records=records.RecordOptions(**kwargs))
+  return options_lib.ConvertOptions(
+    collection=collection, **own, records=records.RecordOptions(**kwargs)
+  )
 
 
 def save(path, arrays):
@@ -34,18 +36,26 @@ def save(path, arrays):
 
 def save_tiles(folder, number, **kwargs):
   """Tile files whose graphs, features and numbers of configs all differ."""
-  return [save(folder / f'm{i}.npz', testing.tile_arrays(n=2 + i % 7, c=1 + i % 5, seed=i, **kwargs))
-          for i in range(number)]
+  return [
+    save(folder / f'm{i}.npz', testing.tile_arrays(n=2 + i % 7, c=1 + i % 5, seed=i, **kwargs))
+    for i in range(number)
+  ]
 
 
 def run(inputs, directory, opts, **kwargs):
   inputs = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
-  return convert.convert(inputs=[str(name) for name in inputs], directory=str(directory), options=opts, **kwargs)
+  return convert.convert(
+    inputs=[str(name) for name in inputs], directory=str(directory), options=opts, **kwargs
+  )
 
 
 def tree(directory):
   """Name -> content of all files."""
-  return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob('*') if path.is_file()}
+  return {
+    str(path.relative_to(directory)): path.read_bytes()
+    for path in directory.rglob('*')
+    if path.is_file()
+  }
 
 
 def read_shard(path):
@@ -53,8 +63,8 @@ def read_shard(path):
   found, data = [], path.read_bytes()
   while data:
     (length,) = struct.unpack('<Q', data[:8])
-    found.append(data[12:12 + length])
-    data = data[16 + length:]
+    found.append(data[12 : 12 + length])
+    data = data[16 + length :]
   return found
 
 
@@ -64,7 +74,9 @@ def read_split(directory, split):
 
 def read_all(directory):
   """Split -> multiset of records."""
-  splits = {split: collections.Counter(read_split(directory, split)) for split in ('train', 'valid', 'test')}
+  splits = {
+    split: collections.Counter(read_split(directory, split)) for split in ('train', 'valid', 'test')
+  }
   return {split: found for split, found in splits.items() if found}
 
 
@@ -93,10 +105,16 @@ def assert_close(found, expected):
 def parse(record):
   """Feature -> list of values."""
   import tensorflow as tf
+
   example = tf.train.Example.FromString(record)
-  return {name: list(getattr(feature, feature.WhichOneof('kind')).value)
-          for name, feature in example.features.feature.items()}
+  return {
+    name: list(getattr(feature, feature.WhichOneof('kind')).value)
+    for name, feature in example.features.feature.items()
+  }
 
 
 def subprocess_environment():
-  return {**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])}
+  return {
+    **os.environ,
+    'PYTHONPATH': os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')]),
+  }

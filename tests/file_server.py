@@ -1,4 +1,6 @@
-"""An HTTP server on this machine for tests of downloads, with every fault that a server or a connection may have."""
+"""An HTTP server on this machine for tests of downloads, with every fault that a server or a
+connection may have.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +25,7 @@ class Site:
     head_faults: the same for HEAD requests.
     requests: (method, name, Range header) of each request.
   """
+
   url: str = ''
   files: dict[str, bytes] = dataclasses.field(default_factory=dict)
   etags: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -43,6 +46,7 @@ class Site:
 
 class Handler(http.server.BaseHTTPRequestHandler):
   """Answers one request of a `Site`."""
+
   site: Site
 
   def log_message(self, *args) -> None:
@@ -62,13 +66,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
     else:
       self.answer()
 
-  def answer(self, *, send: int | None = None, lie: int = 0, part: bool | None = None, headers=()) -> None:
+  def answer(
+    self, *, send: int | None = None, lie: int = 0, part: bool | None = None, headers=()
+  ) -> None:
     """Sends the file.
 
     Args:
       send: number of bytes after which the connection breaks.
       lie: by how much Content-Length is wrong.
-      part: whether to send the range that is asked for; None does so if the site knows ranges and versions agree.
+      part: whether to send the range that is asked for; None does so if the site knows ranges
+        and versions agree.
       headers: more of them.
     """
     name = self.path.lstrip('/')
@@ -92,7 +99,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
       self.send_header(*header)
     self.end_headers()
     if self.command == 'GET':
-      self.wfile.write(content[start:] if send is None else content[start:start + send])
+      self.wfile.write(content[start:] if send is None else content[start : start + send])
 
 
 def status(code: int) -> Callable[[Handler], None]:

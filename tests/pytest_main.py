@@ -8,7 +8,9 @@ import pytest
 
 def main(args: list[str]) -> int:
   report = os.environ.get('XML_OUTPUT_FILE')  # Where Bazel wants the results.
-  code = pytest.main(['-p', 'no:cacheprovider', *([f'--junitxml={report}'] if report else []), *args])
+  code = pytest.main(
+    ['-p', 'no:cacheprovider', *([f'--junitxml={report}'] if report else []), *args]
+  )
   # A file may hold only tests that `-m` leaves out.
   return 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED and '-m' in args else int(code)
 

@@ -14,29 +14,60 @@ from tpu_graphs.sources import npz
 
 # What setup.py packs, and what it needs beside.
 PACKAGES = ('tpu_graphs', 'pipelines', 'baselines')
-METADATA_FILES = ('CHANGELOG.md', 'LICENSE', 'MANIFEST.in', 'README.md', 'pyproject.toml', 'setup.py')
+METADATA_FILES = (
+  'CHANGELOG.md',
+  'LICENSE',
+  'MANIFEST.in',
+  'README.md',
+  'pyproject.toml',
+  'setup.py',
+)
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
-SHARED = pathlib.Path(os.environ.get('TPU_GRAPHS_SHARED', pathlib.Path(__file__).parents[2] / 'shared'))
+SHARED = pathlib.Path(
+  os.environ.get('TPU_GRAPHS_SHARED', pathlib.Path(__file__).parents[2] / 'shared')
+)
 
-MODULE_ARRAYS = ('node_opcode', 'node_feat', 'edge_index', 'node_splits', 'computation', 'config_runtime', 'config_id',
-                 'config_feat', 'config_runtime_normalizers', 'node_config_ids', 'node_config_feat')
+MODULE_ARRAYS = (
+  'node_opcode',
+  'node_feat',
+  'edge_index',
+  'node_splits',
+  'computation',
+  'config_runtime',
+  'config_id',
+  'config_feat',
+  'config_runtime_normalizers',
+  'node_config_ids',
+  'node_config_feat',
+)
 
 needs_shared = pytest.mark.skipif(
-    not SHARED.is_dir(), reason='needs the folder shared/ beside the checkout (real measured files)')
+  not SHARED.is_dir(), reason='needs the folder shared/ beside the checkout (real measured files)'
+)
 
 
 def tile_arrays(n=4, c=6, seed=0, **over) -> dict[str, np.ndarray]:
-  """Arrays of a tiny valid tile npz; `name=None` leaves an array out, any other value replaces it."""
+  """Arrays of a tiny valid tile npz; `name=None` leaves an array out, any other value replaces
+  it.
+  """
   rng = np.random.default_rng(seed)
-  own = {'config_feat': rng.random((c, 24), dtype=np.float32), 'config_runtime_normalizers': np.full(c, 2000)}
+  own = {
+    'config_feat': rng.random((c, 24), dtype=np.float32),
+    'config_runtime_normalizers': np.full(c, 2000),
+  }
   return _merge(_graph_arrays(rng, n, c), own, over)
 
 
 def layout_arrays(n=4, c=6, nc=2, seed=0, **over) -> dict[str, np.ndarray]:
-  """Arrays of a tiny valid layout npz; `name=None` leaves an array out, any other value replaces it."""
+  """Arrays of a tiny valid layout npz; `name=None` leaves an array out, any other value replaces
+  it.
+  """
   rng = np.random.default_rng(seed)
-  own = {'node_config_ids': np.arange(nc), 'node_splits': np.array([[0, n]]),
-         'node_config_feat': rng.integers(-1, 5, (c, nc, 18)).astype(np.float32)}
+  own = {
+    'node_config_ids': np.arange(nc),
+    'node_splits': np.array([[0, n]]),
+    'node_config_feat': rng.integers(-1, 5, (c, nc, 18)).astype(np.float32),
+  }
   return _merge(_graph_arrays(rng, n, c), own, over)
 
 
@@ -76,9 +107,13 @@ def assert_equal_modules(found, expected, names=MODULE_ARRAYS) -> None:
 
 
 def planted_arrays(kind, n, c, seed) -> dict[str, np.ndarray]:
-  """`arrays` whose runtimes grow with one column of the configs, so that there is something to learn."""
+  """`arrays` whose runtimes grow with one column of the configs, so that there is something to
+  learn.
+  """
   planted = arrays(kind, n=n, c=c, seed=seed)
-  order = planted['config_feat'][:, 3] if kind == 'tile' else planted['node_config_feat'][:, :, 0].sum(1)
+  order = (
+    planted['config_feat'][:, 3] if kind == 'tile' else planted['node_config_feat'][:, :, 0].sum(1)
+  )
   return {**planted, 'config_runtime': (10_000 + 1000 * order).astype(np.int64)}
 
 
@@ -93,18 +128,24 @@ def convert_arrays(folder: pathlib.Path, kind: str, sources, **options) -> str:
   """
   from pipelines import convert  # Here, since only some tests need Beam.
   from pipelines.conversion import options as options_lib
+
   for name, arrays in sources.items():
     path = folder / 'raw' / f'{name}.npz'
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez(path, **arrays)
   directory = str(folder / 'data')
-  convert.convert(inputs=[str(folder / 'raw')], directory=directory,
-                  options=options_lib.ConvertOptions(collection=f'{kind}:x', **options))
+  convert.convert(
+    inputs=[str(folder / 'raw')],
+    directory=directory,
+    options=options_lib.ConvertOptions(collection=f'{kind}:x', **options),
+  )
   return directory
 
 
 def write_run(path: str, data: str, *, seed: int = 0) -> str:
-  """Writes the run directory of a tiny model as it is before training on a dataset directory; returns `path`."""
+  """Writes the run directory of a tiny model as it is before training on a dataset directory;
+  returns `path`.
+  """
   import tensorflow as tf  # Here, since only some tests need it.
 
   from baselines import models
@@ -112,21 +153,33 @@ def write_run(path: str, data: str, *, seed: int = 0) -> str:
   from baselines.training import runs
   from tpu_graphs.dataset import directory as directory_lib
   from tpu_graphs.dataset import statistics
+
   directory = directory_lib.open_directory(data)
   choices = directory.manifest.choices
-  options = models.ModelOptions(models.DEFAULT_MODEL[directory.kind], directory.kind, parts.PartOptions(4, 1, 3))
+  options = models.ModelOptions(
+    models.DEFAULT_MODEL[directory.kind], directory.kind, parts.PartOptions(4, 1, 3)
+  )
   tf.keras.utils.set_random_seed(seed)
   model = models.build(options, statistics.parse(directory.statistics, num_extra=choices.num_extra))
-  runs.Writer(path, config={}, options=options, model=model, statistics=directory.statistics, choices=choices,
-              overwrite=False).save(1)
+  runs.Writer(
+    path,
+    config={},
+    options=options,
+    model=model,
+    statistics=directory.statistics,
+    choices=choices,
+    overwrite=False,
+  ).save(1)
   return path
 
 
 def _graph_arrays(rng, n, c):
-  return {'node_feat': rng.random((n, 140), dtype=np.float32),
-          'node_opcode': rng.integers(1, 120, n).astype(np.uint8),
-          'edge_index': np.array([[i, i - 1] for i in range(1, n)], np.int64).reshape(-1, 2),
-          'config_runtime': np.arange(1, c + 1) * 1000}
+  return {
+    'node_feat': rng.random((n, 140), dtype=np.float32),
+    'node_opcode': rng.integers(1, 120, n).astype(np.uint8),
+    'edge_index': np.array([[i, i - 1] for i in range(1, n)], np.int64).reshape(-1, 2),
+    'config_runtime': np.arange(1, c + 1) * 1000,
+  }
 
 
 def _merge(*parts):

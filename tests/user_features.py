@@ -9,7 +9,9 @@ from tpu_graphs.modules import feature_choices
 @feature_choices.node_features('degree', columns=['operands', 'consumers é'])
 def degree(module, hlo):
   del hlo
-  return np.stack([np.bincount(module.edge_index[:, side], minlength=module.num_ops) for side in (0, 1)], axis=1)
+  return np.stack(
+    [np.bincount(module.edge_index[:, side], minlength=module.num_ops) for side in (0, 1)], axis=1
+  )
 
 
 @feature_choices.node_features('shape', columns=['rank'])
@@ -18,7 +20,9 @@ def rank(module, hlo):
   if hlo is None:
     return np.full((module.num_ops, 1), -1.0)
   computations = protos.HloModuleProto.FromString(hlo).computations
-  return np.array([[len(op.shape.dimensions)] for ops in computations for op in ops.instructions], np.float64)
+  return np.array(
+    [[len(op.shape.dimensions)] for ops in computations for op in ops.instructions], np.float64
+  )
 
 
 @feature_choices.node_features('unused places', columns=['of the layout'])

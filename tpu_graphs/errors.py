@@ -10,7 +10,8 @@ from typing import Any
 class InputError(ValueError):
   """Input that cannot be used, described so that its owner can mend it.
 
-  Every part is optional but `reason`. Command lines print `str(error)` as their only output and exit with 1;
+  Every part is optional but `reason`. Command lines print `str(error)` as their only output and
+  exit with 1;
   `pipelines/convert.py` writes `to_dict()` as a line of `rejected.jsonl`.
 
   Attributes:
@@ -24,8 +25,16 @@ class InputError(ValueError):
 
   _FIELDS = ('reason', 'path', 'where', 'found', 'expected', 'fix')
 
-  def __init__(self, reason: str, *, path: str | None = None, where: str | None = None, found: Any = None,
-               expected: Any = None, fix: str | None = None):
+  def __init__(
+    self,
+    reason: str,
+    *,
+    path: str | None = None,
+    where: str | None = None,
+    found: Any = None,
+    expected: Any = None,
+    fix: str | None = None,
+  ):
     super().__init__(reason)
     self.reason = reason
     self.path = path
@@ -36,8 +45,11 @@ class InputError(ValueError):
 
   def __str__(self) -> str:
     text = ': '.join(part for part in (self.path, self.where, self.reason) if part)
-    details = [f'{name} {value}' for name, value in (('found', self.found), ('expected', self.expected))
-               if value is not None]
+    details = [
+      f'{name} {value}'
+      for name, value in (('found', self.found), ('expected', self.expected))
+      if value is not None
+    ]
     if details:
       text = f'{text}: {", ".join(details)}'
     return f'{text}; {self.fix}' if self.fix else text
@@ -78,19 +90,23 @@ def some(names: Sequence[str], limit: int = 3) -> str:
 
 # How files that are often taken for another begin.
 _SIGNATURES = {
-    b'HloModule': 'HLO text',
-    b'PK\x03\x04': 'a zip or npz archive',
-    b'\x93NUMPY': 'an npy array',
-    b'\x1f\x8b': 'gzip data',
-    b'version https://git-lfs': 'a Git LFS pointer in place of the file',
-    b'<': 'HTML or XML',
-    b'{': 'JSON',
+  b'HloModule': 'HLO text',
+  b'PK\x03\x04': 'a zip or npz archive',
+  b'\x93NUMPY': 'an npy array',
+  b'\x1f\x8b': 'gzip data',
+  b'version https://git-lfs': 'a Git LFS pointer in place of the file',
+  b'<': 'HTML or XML',
+  b'{': 'JSON',
 }
 
 
 def looks_like(head: bytes) -> str | None:
-  """Says in a few words what a file that starts with `head` (some 100 bytes) is, for an error; None if unknown."""
+  """Says in a few words what a file that starts with `head` (some 100 bytes) is, for an error;
+  None if unknown.
+  """
   for signature, description in _SIGNATURES.items():
     if head.lstrip().startswith(signature):
       return description
-  return 'text' if head and head.isascii() and b' '.join(head.split()).decode().isprintable() else None
+  return (
+    'text' if head and head.isascii() and b' '.join(head.split()).decode().isprintable() else None
+  )

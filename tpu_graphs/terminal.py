@@ -8,7 +8,8 @@ from typing import TextIO
 
 
 class Progress:
-  """Shows how far a download is: on a terminal in one line that is renewed, else in a line now and then.
+  """Shows how far a download is: on a terminal in one line that is renewed, else in a line now
+  and then.
 
   Args:
     stream: where to.

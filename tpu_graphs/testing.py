@@ -1,4 +1,6 @@
-"""A check for tests, of this package and of others: whether a function can run on a TPU, without having one."""
+"""A check for tests, of this package and of others: whether a function can run on a TPU, without
+having one.
+"""
 
 from __future__ import annotations
 
@@ -9,31 +11,37 @@ from typing import Any
 EPOCHS = 3
 
 
-def assert_tpu_ready(fn: Callable[..., Any], spec: Any, *, inputs: Iterable[Any] | None = None) -> None:
+def assert_tpu_ready(
+  fn: Callable[..., Any], spec: Any, *, inputs: Iterable[Any] | None = None
+) -> None:
   """Asserts that a function compiles to a program that a TPU can run, once for all inputs.
 
-  That is: no string goes in; all shapes are static; XLA compiles it (here for the CPU, which takes the same operations
-  but for a few); no tensor in the compiled program is of a size that only running it tells; and no input of several
-  epochs makes it trace, and so compile, again.
+  That is: no string goes in; all shapes are static; XLA compiles it (here for the CPU, which
+  takes the same operations but for a few); no tensor in the compiled program is of a size that
+  only running it tells; and no input of several epochs makes it trace, and so compile, again.
 
   Args:
     fn: a function, Keras model or tf.function that takes its inputs as positional arguments.
-    spec: of its argument: a tf.TypeSpec such as tf.TensorSpec or tfgnn.GraphTensorSpec, or a dict or list of them; of
-      several arguments: a tuple of these.
-    inputs: what it is called with in one epoch: each an argument, or a tuple of them, as in `spec`. It is gone through
-      three times, so an iterator will not do, but a tf.data.Dataset will. By default one input of zeros.
+    spec: of its argument: a tf.TypeSpec such as tf.TensorSpec or tfgnn.GraphTensorSpec, or a
+      dict or list of them; of several arguments: a tuple of these.
+    inputs: what it is called with in one epoch: each an argument, or a tuple of them, as in
+      `spec`. It is gone through three times, so an iterator will not do, but a tf.data.Dataset
+      will. By default one input of zeros.
 
   Raises:
     AssertionError: names the leaf of `spec` or the operation that is at fault.
   """
   import tensorflow as tf  # Here, so that this module is cheap to import.
+
   specs = spec if isinstance(spec, tuple) else (spec,)
   for name, leaf in _leaves(spec):
     if leaf.dtype == tf.string:
       raise AssertionError(f'{name}: found a string, which cannot be sent to a TPU')
     if not isinstance(leaf, tf.TensorSpec) or not leaf.shape.is_fully_defined():
-      raise AssertionError(f'{name}: found shape {leaf.shape}{"" if isinstance(leaf, tf.TensorSpec) else ", ragged"}, '
-                           'expected static sizes')
+      raise AssertionError(
+        f'{name}: found shape {leaf.shape}{"" if isinstance(leaf, tf.TensorSpec) else ", ragged"}, '
+        'expected static sizes'
+      )
   traces: list[tuple[Any, ...]] = []
 
   def traced(*args: Any) -> Any:
@@ -41,14 +49,19 @@ def assert_tpu_ready(fn: Callable[..., Any], spec: Any, *, inputs: Iterable[Any]
     return fn(*args)
 
   compiled = tf.function(traced, jit_compile=True)
-  zeros = tf.nest.map_structure(lambda leaf: tf.zeros(leaf.shape, leaf.dtype), specs, expand_composites=True)
+  zeros = tf.nest.map_structure(
+    lambda leaf: tf.zeros(leaf.shape, leaf.dtype), specs, expand_composites=True
+  )
   try:
     text = compiled.experimental_get_compiler_ir(*zeros)(stage='hlo')
     compiled(*zeros)
   except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, ValueError) as error:
     raise AssertionError(f'not compiled by XLA: {" ".join(str(error).split())}') from error
-  # A bounded size, as in f32[<=10]. Lines that say where they come from first: the heading of a function does not.
-  bounded = [line for line in text.splitlines() if re.search(r'\[[^\]]*<=', line.split('metadata=')[0])]
+  # A bounded size, as in f32[<=10]. Lines that say where they come from first: the heading of a
+  # function does not.
+  bounded = [
+    line for line in text.splitlines() if re.search(r'\[[^\]]*<=', line.split('metadata=')[0])
+  ]
   for line in sorted(bounded, key=lambda line: 'op_type=' not in line):
     raise AssertionError(f'a shape that only running tells, by {_operation(line)}: {line.strip()}')
   for epoch in range(EPOCHS):
@@ -57,7 +70,9 @@ def assert_tpu_ready(fn: Callable[..., Any], spec: Any, *, inputs: Iterable[Any]
       compiled(*args)
       if len(traces) > 1:
         found = tf.nest.map_structure(tf.type_spec_from_value, args)
-        raise AssertionError(f'traced again for input {i} of epoch {epoch}: {_difference(found, specs)}')
+        raise AssertionError(
+          f'traced again for input {i} of epoch {epoch}: {_difference(found, specs)}'
+        )
 
 
 def _leaves(spec: Any, name: str = 'spec') -> Iterator[tuple[str, Any]]:
@@ -65,13 +80,21 @@ def _leaves(spec: Any, name: str = 'spec') -> Iterator[tuple[str, Any]]:
   import tensorflow as tf
 
   from tpu_graphs.compat import tfgnn
+
   parts: Iterable[tuple[str, Any]]
   if isinstance(spec, tfgnn.GraphTensorSpec):
-    parts = [('context', spec.context_spec), *spec.node_sets_spec.items(), *spec.edge_sets_spec.items()]
+    parts = [
+      ('context', spec.context_spec),
+      *spec.node_sets_spec.items(),
+      *spec.edge_sets_spec.items(),
+    ]
   elif isinstance(spec, (tfgnn.ContextSpec, tfgnn.NodeSetSpec, tfgnn.EdgeSetSpec)):
     parts = [('sizes', spec.sizes_spec), *spec.features_spec.items()]
     if isinstance(spec, tfgnn.EdgeSetSpec):
-      parts += [(f'index {tag}', index) for tag, (_, index) in spec.adjacency_spec.get_index_specs_dict().items()]
+      parts += [
+        (f'index {tag}', index)
+        for tag, (_, index) in spec.adjacency_spec.get_index_specs_dict().items()
+      ]
   elif isinstance(spec, dict):
     parts = spec.items()
   elif isinstance(spec, (list, tuple)):

@@ -2,7 +2,8 @@
 
 A model maps a batch of decoded GraphTensors (`tpu_graphs.input.datasets`) with B components and K
 configs each to scores,
-float32 [B, K], lower = predicted faster. The score of a config does not depend on the other configs in the batch.
+float32 [B, K], lower = predicted faster. The score of a config does not depend on the other
+configs in the batch.
 """
 
 from __future__ import annotations
@@ -28,8 +29,14 @@ from tpu_graphs.modules import module as module_lib
 _JOINS = {'EarlyJoin': joins.EarlyJoin, 'LateJoin': joins.LateJoin}
 _LAYERS = {'SAGE': sage.SAGELayer, 'ResGCN': gcn.GCNLayer, 'GATv2': gat.GATv2Layer}
 # Name -> what makes the model, from kind, sizes and statistics.
-MODELS = {**{join + layer: functools.partial(_JOINS[join], _LAYERS[layer]) for layer in _LAYERS for join in _JOINS},
-          'MLP': mlp.MLP}
+MODELS = {
+  **{
+    join + layer: functools.partial(_JOINS[join], _LAYERS[layer])
+    for layer in _LAYERS
+    for join in _JOINS
+  },
+  'MLP': mlp.MLP,
+}
 DEFAULT_MODEL = {'tile': 'EarlyJoinSAGE', 'layout': 'EarlyJoinResGCN'}
 
 
@@ -38,35 +45,49 @@ class ModelOptions:
   """What a model is built from; stored with the run.
 
   Attributes:
-    name: a key of `MODELS`: where configs are joined to ops, and the kind of the message passing layers.
+    name: a key of `MODELS`: where configs are joined to ops, and the kind of the message passing
+      layers.
     kind: 'tile' or 'layout', where the configs attach.
     parts: sizes of its layers.
   """
+
   name: str
   kind: str
   parts: parts.PartOptions = parts.PartOptions()
 
   def __post_init__(self):
     if self.name not in MODELS:
-      raise errors.InputError('unknown model', where='--model', found=self.name, expected=' or '.join(MODELS))
+      raise errors.InputError(
+        'unknown model', where='--model', found=self.name, expected=' or '.join(MODELS)
+      )
     if self.kind not in module_lib.KINDS:
-      raise errors.InputError('unknown kind', where='kind', found=self.kind, expected=' or '.join(module_lib.KINDS))
+      raise errors.InputError(
+        'unknown kind', where='kind', found=self.kind, expected=' or '.join(module_lib.KINDS)
+      )
     if 'GATv2' in self.name and self.parts.hidden % self.parts.attention_heads:
-      raise errors.InputError('hidden units cannot be shared out to the attention heads', where='--hidden',
-                              found=self.parts.hidden, expected=f'a multiple of {self.parts.attention_heads}')
+      raise errors.InputError(
+        'hidden units cannot be shared out to the attention heads',
+        where='--hidden',
+        found=self.parts.hidden,
+        expected=f'a multiple of {self.parts.attention_heads}',
+      )
 
 
-def build(options: ModelOptions, statistics: Mapping[str, statistics_lib.ColumnStatistics]) -> tf.keras.Model:
+def build(
+  options: ModelOptions, statistics: Mapping[str, statistics_lib.ColumnStatistics]
+) -> tf.keras.Model:
   """Makes a model with fresh weights.
 
   Args:
     options: see `ModelOptions`.
-    statistics: of the train split, to normalise features with; they become part of the model's weights. The model
-      takes extra features if these do.
+    statistics: of the train split, to normalise features with; they become part of the model's
+      weights. The model takes extra features if these do.
   """
   model = MODELS[options.name](options.kind, options.parts, statistics)
   num_extra = statistics['extra_feat'].constant.size if 'extra_feat' in statistics else 0
   smallest = records.to_graph_tensor(module_lib.smallest_module(options.kind, num_extra=num_extra))
-  graph = loading.decode(smallest, options.kind, chosen=tf.range(1), pad_to=1)  # Made at once: tf.data takes seconds.
+  graph = loading.decode(
+    smallest, options.kind, chosen=tf.range(1), pad_to=1
+  )  # Made at once: tf.data takes seconds.
   model(loading.without_strings(graph))  # Creates the weights.
   return model

@@ -32,10 +32,11 @@ class PartOptions:
     hidden: H.
     layers: number of message passing layers.
     opcode_embedding: size of the embedding of an opcode.
-    directed: whether messages from operands and from consumers have weights of their own; else both are neighbours of
-      one undirected graph.
+    directed: whether messages from operands and from consumers have weights of their own; else
+      both are neighbours of one undirected graph.
     attention_heads: of GATv2; they share H out.
   """
+
   hidden: int = 64
   layers: int = 3
   opcode_embedding: int = 64
@@ -49,7 +50,8 @@ class PartOptions:
 
 
 class Normalizer(tf.keras.layers.Layer):
-  """Standardises sign(x) * log1p(|x|) of each column by the statistics of the train split; constant columns become 0.
+  """Standardises sign(x) * log1p(|x|) of each column by the statistics of the train split;
+  constant columns become 0.
 
   The statistics are weights that are not trained, so a model's checkpoint holds them.
   """
@@ -59,10 +61,16 @@ class Normalizer(tf.keras.layers.Layer):
     self._statistics = statistics
 
   def build(self, input_shape):
-    scale = np.where(self._statistics.constant, 0.0, 1.0 / np.maximum(self._statistics.log_std, 1e-6))
+    scale = np.where(
+      self._statistics.constant, 0.0, 1.0 / np.maximum(self._statistics.log_std, 1e-6)
+    )
     for name, value in (('mean', self._statistics.log_mean), ('scale', scale)):
-      weight = self.add_weight(name, shape=value.shape, trainable=False,
-                               initializer=tf.keras.initializers.Constant(value.astype(np.float32)))
+      weight = self.add_weight(
+        name,
+        shape=value.shape,
+        trainable=False,
+        initializer=tf.keras.initializers.Constant(value.astype(np.float32)),
+      )
       setattr(self, name, weight)
     super().build(input_shape)
 
@@ -72,10 +80,11 @@ class Normalizer(tf.keras.layers.Layer):
 
 
 class LayerNorm(tf.keras.layers.Layer):
-  """Layer normalisation (Ba, Kiros, Hinton, 2016), (x - mean) / sqrt(variance + 1e-3), over the last dimension.
+  """Layer normalisation (Ba, Kiros, Hinton, 2016), (x - mean) / sqrt(variance + 1e-3), over the
+  last dimension.
 
-  In float32, and without gain and bias, which Xu et al. (Understanding and improving layer normalization, 2019) found
-  to be no help.
+  In float32, and without gain and bias, which Xu et al. (Understanding and improving layer
+  normalization, 2019) found to be no help.
   """
 
   def call(self, x):
@@ -91,7 +100,10 @@ def _standardize(x: tf.Tensor) -> tf.Tensor:
   scale = tf.math.rsqrt(mean(tf.square(centered)) + 1e-3)
   result = centered * scale
   # Written out, the gradient takes half the passes over the data that are derived from the above.
-  return result, lambda upstream: scale * (upstream - mean(upstream) - result * mean(upstream * result))
+  return (
+    result,
+    lambda upstream: scale * (upstream - mean(upstream) - result * mean(upstream * result)),
+  )
 
 
 class OpInput(tf.keras.layers.Layer):
@@ -100,7 +112,9 @@ class OpInput(tf.keras.layers.Layer):
   def __init__(self, options: PartOptions, statistics: Statistics):
     super().__init__()
     self._normalize = Normalizer(statistics['feat'])
-    self._normalize_extra = Normalizer(statistics['extra_feat']) if 'extra_feat' in statistics else None
+    self._normalize_extra = (
+      Normalizer(statistics['extra_feat']) if 'extra_feat' in statistics else None
+    )
     self._embed = tf.keras.layers.Embedding(features.NUM_OPCODES, options.opcode_embedding)
 
   def call(self, graph: tfgnn.GraphTensor) -> tf.Tensor:
@@ -130,8 +144,9 @@ class TileConfigInput(tf.keras.layers.Layer):
 class LayoutConfigInput(tf.keras.layers.Layer):
   """Configs of configurable ops: GraphTensor -> [NC, K, 132].
 
-  A layout lists dimensions by their number, so each value is taken as a category. What makes an output layout fast is
-  how long its minor dimensions are; these lengths are looked up and given beside.
+  A layout lists dimensions by their number, so each value is taken as a category. What makes an
+  output layout fast is how long its minor dimensions are; these lengths are looked up and given
+  beside.
   """
 
   def __init__(self, statistics: Statistics):
@@ -140,12 +155,20 @@ class LayoutConfigInput(tf.keras.layers.Layer):
 
   def call(self, graph: tfgnn.GraphTensor) -> tf.Tensor:
     layouts = tf.cast(graph.node_sets['config_op']['config_feat'], tf.int32)  # [NC, K, 18]
-    categories = tf.one_hot(tf.clip_by_value(layouts + 1, 0, _LAYOUT_VALUES - 1), _LAYOUT_VALUES)  # [NC, K, 18, 7]
+    categories = tf.one_hot(
+      tf.clip_by_value(layouts + 1, 0, _LAYOUT_VALUES - 1), _LAYOUT_VALUES
+    )  # [NC, K, 18, 7]
     of_op = tfgnn.broadcast_node_to_edges(
-        graph, 'configures', tfgnn.TARGET, feature_value=self._normalize(graph.node_sets['op']['feat']))
-    of_op = tfgnn.pool_edges_to_node(graph, 'configures', tfgnn.SOURCE, 'sum', feature_value=of_op)  # [NC, 140]
-    lengths = of_op[:, _FIRST_DIMENSION:_FIRST_DIMENSION + features.LAYOUT_DIMENSIONS]
-    output = categories[:, :, :features.LAYOUT_DIMENSIONS, 1:]  # [NC, K, 6, 6]: slot, dimension.
+      graph,
+      'configures',
+      tfgnn.TARGET,
+      feature_value=self._normalize(graph.node_sets['op']['feat']),
+    )
+    of_op = tfgnn.pool_edges_to_node(
+      graph, 'configures', tfgnn.SOURCE, 'sum', feature_value=of_op
+    )  # [NC, 140]
+    lengths = of_op[:, _FIRST_DIMENSION : _FIRST_DIMENSION + features.LAYOUT_DIMENSIONS]
+    output = categories[:, :, : features.LAYOUT_DIMENSIONS, 1:]  # [NC, K, 6, 6]: slot, dimension.
     minor_to_major = tf.einsum('nksd,nd->nks', output, lengths)
     flat = tf.reshape(categories, [-1, tf.shape(layouts)[1], layouts.shape[2] * _LAYOUT_VALUES])
     return tf.concat([flat, minor_to_major], axis=-1)
@@ -196,26 +219,36 @@ class Projections(tf.keras.layers.Layer):
 
   def build(self, input_shape):
     number, units = self._shape
-    limit = math.sqrt(6 / (input_shape[-1] + units))  # As Glorot and Bengio, 2010, have it, for each of the matrices.
-    self.kernels = self.add_weight('kernels', [number, input_shape[-1], units],
-                                   initializer=tf.keras.initializers.RandomUniform(-limit, limit))
+    limit = math.sqrt(
+      6 / (input_shape[-1] + units)
+    )  # As Glorot and Bengio, 2010, have it, for each of the matrices.
+    self.kernels = self.add_weight(
+      'kernels',
+      [number, input_shape[-1], units],
+      initializer=tf.keras.initializers.RandomUniform(-limit, limit),
+    )
     super().build(input_shape)
 
   def call(self, x):
     number, units = self._shape
     rows = tf.reshape(x, [-1, x.shape[-1]])
     shape = tf.concat([tf.shape(x)[:-1], [units]], axis=0)
-    return [tf.reshape(tf.matmul(rows, kernel), shape) for kernel in tf.unstack(self.kernels, number)]
+    return [
+      tf.reshape(tf.matmul(rows, kernel), shape) for kernel in tf.unstack(self.kernels, number)
+    ]
 
 
 class MessageLayer(tf.keras.layers.Layer):
   """One round of message passing, with a residual: h' = LayerNorm(h + relu(update(h) + b)).
 
-  Subclasses are made from `PartOptions`. Each config is on its own: the dimension K is carried along.
+  Subclasses are made from `PartOptions`. Each config is on its own: the dimension K is carried
+  along.
 
   Attributes:
-    LINEAR: whether the update of a concatenation is the sum of updates of its parts, each by weights of its own.
+    LINEAR: whether the update of a concatenation is the sum of updates of its parts, each by
+      weights of its own.
   """
+
   LINEAR = True
 
   def __init__(self):
@@ -224,7 +257,9 @@ class MessageLayer(tf.keras.layers.Layer):
     self._normalize = LayerNorm()
 
   def update(self, state: tf.Tensor, messages: structure_lib.Messages) -> tf.Tensor:
-    """[N, K, any] -> [N, K, H]; with other messages than `BetweenOps`, from [B, K, any] or [NC, K, any]."""
+    """[N, K, any] -> [N, K, H]; with other messages than `BetweenOps`, from [B, K, any] or [NC,
+    K, any].
+    """
     raise NotImplementedError
 
   def call(self, state: tf.Tensor, messages: structure_lib.BetweenOps) -> tf.Tensor:
@@ -250,7 +285,9 @@ class Head(tf.keras.layers.Layer):
   def __init__(self, options: PartOptions):
     super().__init__()
     self._hidden = tf.keras.layers.Dense(options.hidden, activation='relu')
-    self._score = tf.keras.layers.Dense(1, dtype=tf.float32)  # Under mixed precision too: scores differ by little.
+    self._score = tf.keras.layers.Dense(
+      1, dtype=tf.float32
+    )  # Under mixed precision too: scores differ by little.
 
   def call(self, state: tf.Tensor) -> tf.Tensor:
     return tf.squeeze(self._score(self._hidden(state)), axis=-1)

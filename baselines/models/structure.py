@@ -1,6 +1,8 @@
-"""What a batch of graphs is connected by, as indices: worked out once per batch and shared by all layers.
+"""What a batch of graphs is connected by, as indices: worked out once per batch and shared by
+all layers.
 
-Everything here has static shapes wherever the graph has, and compiles under XLA: sums go by unsorted segments.
+Everything here has static shapes wherever the graph has, and compiles under XLA: sums go by
+unsorted segments.
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ def take(values: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
 
 @tf.custom_gradient
 def sum_by(values: tf.Tensor, indices: tf.Tensor, num_rows: tf.Tensor) -> tf.Tensor:
-  """Sums of the rows of `values`, [m, ...], that have the same index -> [num_rows, ...]; summed in float32.
+  """Sums of the rows of `values`, [m, ...], that have the same index -> [num_rows, ...]; summed
+  in float32.
 
-  The gradient is a plain gather: that of tf.math.unsorted_segment_sum goes over all rows three times more, to leave out
-  negative indices, of which there are none here.
+  The gradient is a plain gather: that of tf.math.unsorted_segment_sum goes over all rows three
+  times more, to leave out negative indices, of which there are none here.
   """
   sums = tf.math.unsorted_segment_sum(tf.cast(values, tf.float32), indices, num_rows)
   return tf.cast(sums, values.dtype), lambda upstream: (take(upstream, indices), None, None)
@@ -42,13 +45,16 @@ class Groups:
     index: int32 [n], the group of each row.
     number: int32 scalar, G, the number of groups.
   """
+
   index: tf.Tensor
   number: tf.Tensor
 
   @functools.cached_property
   def sizes(self) -> tf.Tensor:
     """float32 [G]."""
-    return tf.math.unsorted_segment_sum(tf.ones_like(self.index, tf.float32), self.index, self.number)
+    return tf.math.unsorted_segment_sum(
+      tf.ones_like(self.index, tf.float32), self.index, self.number
+    )
 
   def spread(self, values: tf.Tensor) -> tf.Tensor:
     """To each row what its group has: [G, ...] -> [n, ...]."""
@@ -63,7 +69,10 @@ class Groups:
     return _scale_rows(self.sum(values), tf.math.reciprocal_no_nan(self.sizes))
 
   def maximum(self, values: tf.Tensor) -> tf.Tensor:
-    """[n, ...] -> [G, ...]; 0 for a group without rows. Rows that are the maximum together share the gradient."""
+    """[n, ...] -> [G, ...]; 0 for a group without rows. Rows that are the maximum together share
+    the gradient.
+    """
+
     @tf.custom_gradient
     def highest(values: tf.Tensor) -> tf.Tensor:
       result = tf.math.unsorted_segment_max(values, self.index, self.number)
@@ -91,6 +100,7 @@ class Relation:
     senders: the edges by sender.
     receivers: the edges by receiver.
   """
+
   senders: Groups
   receivers: Groups
 
@@ -102,7 +112,9 @@ class Relation:
     return self.receivers.sum(self.senders.spread(state))
 
   def mean(self, state: tf.Tensor) -> tf.Tensor:
-    """For each receiver the mean of what it is sent, 0 where it is sent nothing: [S, ...] -> [R, ...]."""
+    """For each receiver the mean of what it is sent, 0 where it is sent nothing: [S, ...] -> [R,
+    ...].
+    """
     return self.receivers.mean(self.senders.spread(state))
 
   @functools.cached_property
@@ -111,7 +123,8 @@ class Relation:
     return self.convolve(tf.ones_like(self.receivers.sizes))
 
   def convolve(self, state: tf.Tensor) -> tf.Tensor:
-    """The product of D^-1/2 (A + I) D'^-1/2 and the state of N ops that are senders and receivers: [N, ...] both.
+    """The product of D^-1/2 (A + I) D'^-1/2 and the state of N ops that are senders and
+    receivers: [N, ...] both.
 
     A[i, j] is the number of edges from j to i, D and D' hold the sums of rows and columns of A + I.
     """
@@ -126,6 +139,7 @@ class BetweenOps:
   Attributes:
     relations: R of them, each from N ops to N ops.
   """
+
   relations: tuple[Relation, ...]
 
   def here(self, state: tf.Tensor) -> tf.Tensor:
@@ -133,22 +147,33 @@ class BetweenOps:
     return state
 
   def mean(self, itself: tf.Tensor, sent: Sequence[tf.Tensor]) -> tf.Tensor:
-    """itself_i + the sum over relations of the mean of what op i is sent: each [N, ...] -> [N, ...]."""
-    return tf.add_n([itself, *(relation.mean(state) for relation, state in zip(self.relations, sent, strict=True))])
+    """itself_i + the sum over relations of the mean of what op i is sent: each [N, ...] -> [N,
+    ...].
+    """
+    return tf.add_n(
+      [
+        itself,
+        *(relation.mean(state) for relation, state in zip(self.relations, sent, strict=True)),
+      ]
+    )
 
   def convolve(self, sent: Sequence[tf.Tensor]) -> tf.Tensor:
     """The sum over relations of `Relation.convolve`: each [N, ...] -> [N, ...]."""
-    return tf.add_n([relation.convolve(state) for relation, state in zip(self.relations, sent, strict=True)])
+    return tf.add_n(
+      [relation.convolve(state) for relation, state in zip(self.relations, sent, strict=True)]
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FromModules:
-  """The same for ops that all have the state of their module: nothing is sent, since it is known what comes.
+  """The same for ops that all have the state of their module: nothing is sent, since it is known
+  what comes.
 
   Attributes:
     modules: the ops by module.
     between: the messages.
   """
+
   modules: Groups
   between: BetweenOps
 
@@ -159,11 +184,14 @@ class FromModules:
   def mean(self, itself: tf.Tensor, sent: Sequence[tf.Tensor]) -> tf.Tensor:
     """As `BetweenOps.mean` of states that were spread: each [B, ...] -> [N, ...].
 
-    Where there is a mean, it is the state of the module. So there are 2^R cases per module, and each op is one of them.
+    Where there is a mean, it is the state of the module. So there are 2^R cases per module, and
+    each op is one of them.
     """
     cases = tf.expand_dims(itself, 1)
     for state in sent:
-      cases = tf.concat([cases, cases + tf.expand_dims(state, 1)], axis=1)  # [B, 2, ...], [B, 4, ...]
+      cases = tf.concat(
+        [cases, cases + tf.expand_dims(state, 1)], axis=1
+      )  # [B, 2, ...], [B, 4, ...]
     case_of = self.modules.index
     for relation in reversed(self.between.relations):
       case_of = 2 * case_of + tf.cast(relation.receivers.sizes > 0, tf.int32)
@@ -171,8 +199,12 @@ class FromModules:
 
   def convolve(self, sent: Sequence[tf.Tensor]) -> tf.Tensor:
     """As `BetweenOps.convolve` of states that were spread: each [B, ...] -> [N, ...]."""
-    return tf.add_n([_scale_rows(self.here(state), relation.convolved_ones)
-                     for relation, state in zip(self.between.relations, sent, strict=True)])
+    return tf.add_n(
+      [
+        _scale_rows(self.here(state), relation.convolved_ones)
+        for relation, state in zip(self.between.relations, sent, strict=True)
+      ]
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -183,6 +215,7 @@ class FromConfigOps:
     configures: from configurable ops to ops.
     between: the messages.
   """
+
   configures: Relation
   between: BetweenOps
 
@@ -212,6 +245,7 @@ class Structure:
     config_modules: the configurable ops by module; None for tile.
     configures: from configurable ops to ops; None for tile.
   """
+
   modules: Groups
   between_ops: BetweenOps
   config_modules: Groups | None = None
@@ -223,7 +257,10 @@ class Structure:
     num_modules = tf.shape(graph.context['config_id'])[0]
 
     def by_module(name: str) -> Groups:
-      return Groups(tfgnn.broadcast_context_to_nodes(graph, name, feature_value=tf.range(num_modules)), num_modules)
+      return Groups(
+        tfgnn.broadcast_context_to_nodes(graph, name, feature_value=tf.range(num_modules)),
+        num_modules,
+      )
 
     modules = by_module('op')
     num_ops = tf.shape(modules.index)[0]
@@ -232,13 +269,21 @@ class Structure:
       operands = Relation(Groups(source, num_ops), Groups(target, num_ops))
       between_ops = BetweenOps((operands, operands.reversed()))
     else:
-      between_ops = BetweenOps((Relation(Groups(tf.concat([source, target], 0), num_ops),
-                                         Groups(tf.concat([target, source], 0), num_ops)),))
+      between_ops = BetweenOps(
+        (
+          Relation(
+            Groups(tf.concat([source, target], 0), num_ops),
+            Groups(tf.concat([target, source], 0), num_ops),
+          ),
+        )
+      )
     if 'config_op' not in graph.node_sets:
       return cls(modules, between_ops)
     config_modules = by_module('config_op')
     source, target = _ends(graph, 'configures')
-    configures = Relation(Groups(source, tf.shape(config_modules.index)[0]), Groups(target, num_ops))
+    configures = Relation(
+      Groups(source, tf.shape(config_modules.index)[0]), Groups(target, num_ops)
+    )
     return cls(modules, between_ops, config_modules, configures)
 
   @functools.cached_property

@@ -1,6 +1,8 @@
-"""States of a training that is not finished: with the newest, the same command goes on as if it had never stopped.
+"""States of a training that is not finished: with the newest, the same command goes on as if it
+had never stopped.
 
-  RUN/state/EPOCH-STEP.*  model, averaged weights, optimizer and `Progress`, as `tf.train.Checkpoint` writes them
+RUN/state/EPOCH-STEP.*  model, averaged weights, optimizer and `Progress`, as
+`tf.train.Checkpoint` writes them
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ class Progress:
     best_epoch: its number; 0 before there is one.
     history: the rows of `history.csv`, one per judged epoch.
   """
+
   epoch: int = 1
   step: int = 0
   loss: float = 0.0
@@ -49,7 +52,14 @@ class Progress:
 
   def start_epoch(self, epoch: int) -> None:
     """Sets what is of one epoch as it is before its first step."""
-    self.epoch, self.step, self.loss, self.configs, self.comparable, self.seconds = epoch, 0, 0.0, 0, 0, 0.0
+    self.epoch, self.step, self.loss, self.configs, self.comparable, self.seconds = (
+      epoch,
+      0,
+      0.0,
+      0,
+      0,
+      0.0,
+    )
 
 
 class _Stored(tf.train.experimental.PythonState):
@@ -79,7 +89,8 @@ class States:
       folder: where they lie.
       progress: is saved, and brought to the restored state in place.
       is_chief: whether to write; the other workers of a cluster read only.
-      **objects: what else is saved and restored, such as models and optimizers, with all their variables made.
+      **objects: what else is saved and restored, such as models and optimizers, with all their
+      variables made.
     """
     self.folder = folder
     self._progress = progress
@@ -124,8 +135,12 @@ class States:
         self._last = name
         return True
     if names:
-      raise errors.InputError('no state of the interrupted run can be read', path=self.folder,
-                              found=f'{len(names)} damaged', fix='give --overwrite to train from the start')
+      raise errors.InputError(
+        'no state of the interrupted run can be read',
+        path=self.folder,
+        found=f'{len(names)} damaged',
+        fix='give --overwrite to train from the start',
+      )
     return False
 
   def remove(self) -> None:
@@ -138,7 +153,9 @@ def stored(folder: str) -> list[str]:
   """The names of the states in a folder, oldest first."""
   if not tf.io.gfile.isdir(folder):
     return []
-  return sorted(file.removesuffix(_INDEX) for file in tf.io.gfile.listdir(folder) if file.endswith(_INDEX))
+  return sorted(
+    file.removesuffix(_INDEX) for file in tf.io.gfile.listdir(folder) if file.endswith(_INDEX)
+  )
 
 
 def one_line(error: BaseException) -> str:

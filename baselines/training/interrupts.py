@@ -16,16 +16,22 @@ class Interrupted(Exception):
 
   def __init__(self, number: int | None):
     self.signal = None if number is None else signal.Signals(number)
-    super().__init__(f'stopped by {self.signal.name}' if self.signal else 'stopped since another worker was')
+    super().__init__(
+      f'stopped by {self.signal.name}' if self.signal else 'stopped since another worker was'
+    )
 
 
 class Interrupts:
-  """While entered, SIGTERM and SIGINT are only noted, but for a second SIGINT, which does what it did before.
+  """While entered, SIGTERM and SIGINT are only noted, but for a second SIGINT, which does what
+  it did before.
 
-  Nothing is raised in the middle of other work, since TensorFlow would take that for an error of its own. Where
-  `Interrupted` ends it, SIGTERM is ignored from then on: the process is about to end, with an exit code that tells why.
+  Nothing is raised in the middle of other work, since TensorFlow would take that for an error of
+  its own. Where
+  `Interrupted` ends it, SIGTERM is ignored from then on: the process is about to end, with an
+  exit code that tells why.
 
-  Signals reach the main thread only, so elsewhere this does nothing; nor does it where they were ignored before.
+  Signals reach the main thread only, so elsewhere this does nothing; nor does it where they were
+  ignored before.
 
   Attributes:
     received: number of the first signal; None before there is one.
@@ -37,8 +43,11 @@ class Interrupts:
 
   def __enter__(self) -> Interrupts:
     if threading.current_thread() is threading.main_thread():
-      self._before = {number: signal.signal(number, self._receive) for number in (signal.SIGTERM, signal.SIGINT)
-                      if signal.getsignal(number) != signal.SIG_IGN}
+      self._before = {
+        number: signal.signal(number, self._receive)
+        for number in (signal.SIGTERM, signal.SIGINT)
+        if signal.getsignal(number) != signal.SIG_IGN
+      }
     return self
 
   def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:

@@ -1,4 +1,6 @@
-"""The training loop: epochs of steps, each judged on the validation split, with states saved on the way."""
+"""The training loop: epochs of steps, each judged on the validation split, with states saved on
+the way.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,19 @@ _MAX_NAMES = 5  # Of modules, in an error.
 class Loop:
   """Brings a trainer from where `progress` says to the end."""
 
-  def __init__(self, trainer: trainer_lib.Trainer, *, writer: runs.Writer, states: checkpoints.States,
-               progress: checkpoints.Progress, interrupts: interrupts_lib.Interrupts, valid_split: str,
-               steps_per_call: int, checkpoint_minutes: float, show: Callable[[str], None]):
+  def __init__(
+    self,
+    trainer: trainer_lib.Trainer,
+    *,
+    writer: runs.Writer,
+    states: checkpoints.States,
+    progress: checkpoints.Progress,
+    interrupts: interrupts_lib.Interrupts,
+    valid_split: str,
+    steps_per_call: int,
+    checkpoint_minutes: float,
+    show: Callable[[str], None],
+  ):
     """Makes a loop.
 
     Args:
@@ -39,7 +51,8 @@ class Loop:
       interrupts: entered, if signals are to stop it.
       valid_split: by which epochs are judged.
       steps_per_call: steps that are taken without looking up from the device.
-      checkpoint_minutes: a state is saved at the end of each epoch, and in between when the last is older than this.
+      checkpoint_minutes: a state is saved at the end of each epoch, and in between when the last
+        is older than this.
       show: is given lines.
     """
     self._trainer = trainer
@@ -53,15 +66,28 @@ class Loop:
     self._show = show
     self._interrupts = interrupts
     scorer = scoring.make_scorer(
-        trainer.judged, trainer.directory.kind, num_extra=trainer.directory.manifest.choices.num_extra,
-        strategy=trainer.strategy, static_shapes=bool(self._options.shapes))
-    if not strategies.is_cluster(trainer.strategy):  # There, each worker judges at a speed of its own.
+      trainer.judged,
+      trainer.directory.kind,
+      num_extra=trainer.directory.manifest.choices.num_extra,
+      strategy=trainer.strategy,
+      static_shapes=bool(self._options.shapes),
+    )
+    if not strategies.is_cluster(
+      trainer.strategy
+    ):  # There, each worker judges at a speed of its own.
       scorer = dataclasses.replace(scorer, function=self._checked(scorer.function))
     self._scorer = scorer
     ks = metrics.TOP_KS[trainer.directory.kind]
     # In lines and in the history: what the best is chosen by, and a middle top-k error beside it.
-    self._shown_metrics = tuple(dict.fromkeys((
-        self._options.metric, trainer_lib.SELECTION_METRIC[trainer.directory.kind], f'top_{ks[1]}_error')))
+    self._shown_metrics = tuple(
+      dict.fromkeys(
+        (
+          self._options.metric,
+          trainer_lib.SELECTION_METRIC[trainer.directory.kind],
+          f'top_{ks[1]}_error',
+        )
+      )
+    )
     self._summary = tf.summary.create_noop_writer()
     # When the first call of steps, which traces, had ended, and what share of all was done then.
     self._pace: tuple[float, float] | None = None
@@ -103,6 +129,7 @@ class Loop:
 
   def _checked(self, function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, which a signal that has been received keeps from being called."""
+
     def call(*args: Any) -> Any:
       self._check()
       return function(*args)
@@ -128,8 +155,10 @@ class Loop:
       self._pace = self._pace or (now, self._share_done(steps))
       if now - self._shown > _PROGRESS_SECONDS:
         self._shown = now
-        self._show(f'epoch {progress.epoch}/{self._options.epochs}  step {progress.step}/{steps}  '
-                   f'loss {progress.loss / progress.step:.4f}  {self._speed(steps)}')
+        self._show(
+          f'epoch {progress.epoch}/{self._options.epochs}  step {progress.step}/{steps}  '
+          f'loss {progress.loss / progress.step:.4f}  {self._speed(steps)}'
+        )
         self._summarize({'steps/loss': taken.loss / taken.count})
       if now - self._saved > self._checkpoint_seconds:
         self._save()
@@ -138,18 +167,25 @@ class Loop:
     """What to tell of the last of the steps taken."""
     progress = self._progress
     index = progress.step + taken.count - 1
-    names = np.array(self._trainer.module_ids(progress.epoch, index))  # [replicas, B], '' for padding.
+    names = np.array(
+      self._trainer.module_ids(progress.epoch, index)
+    )  # [replicas, B], '' for padding.
     wrong = ~np.isfinite(taken.losses)
     if wrong.any():
       reason, found, names = 'loss not finite', taken.losses[wrong][0], names[wrong]
     else:
       reason, found, names = 'gradient not finite', taken.norm, names[names != '']
     names = sorted(set(names.ravel().tolist()))
-    listed = ', '.join(names[:_MAX_NAMES]) + (f' and {len(names) - _MAX_NAMES} more' if names[_MAX_NAMES:] else '')
+    listed = ', '.join(names[:_MAX_NAMES]) + (
+      f' and {len(names) - _MAX_NAMES} more' if names[_MAX_NAMES:] else ''
+    )
     kept = f'; this run keeps epoch {progress.best_epoch}, its best' if progress.best_epoch else ''
     return errors.InputError(
-        reason, where=f'epoch {progress.epoch}, step {index + 1}, modules {listed}', found=found,
-        fix=f'train into another --out, or with --overwrite, with a lower --learning_rate or --clip_norm{kept}')
+      reason,
+      where=f'epoch {progress.epoch}, step {index + 1}, modules {listed}',
+      found=found,
+      fix=f'train into another --out, or with --overwrite, with a lower --learning_rate or --clip_norm{kept}',
+    )
 
   def _judge(self) -> Mapping[str, Any]:
     """The metrics of the validation split."""
@@ -157,37 +193,63 @@ class Loop:
     self._trainer.update_judged()
     directory = self._trainer.directory
     return metrics.summarize(
-        scoring.judge(module, metrics.TOP_KS[directory.kind])
-        for module in scoring.score_split(self._scorer, directory, self._valid_split) if module.is_measured)
+      scoring.judge(module, metrics.TOP_KS[directory.kind])
+      for module in scoring.score_split(self._scorer, directory, self._valid_split)
+      if module.is_measured
+    )
 
   def _finish_epoch(self, valid: Mapping[str, Any]) -> None:
     progress, options = self._progress, self._options
     epoch, loss, value = progress.epoch, progress.loss / progress.step, valid[options.metric]
     if not progress.comparable:
-      raise errors.InputError('nothing to learn', path=self._trainer.directory.path, where='train',
-                              found='no module with two different runtimes', fix='measure more configs')
+      raise errors.InputError(
+        'nothing to learn',
+        path=self._trainer.directory.path,
+        where='train',
+        found='no module with two different runtimes',
+        fix='measure more configs',
+      )
     if value is None and not progress.history:
-      self._show(f'warning: {options.metric} of {self._valid_split} is undefined: no module there has two different '
-                 'runtimes, or all scores are equal; until it is defined, the last epoch counts as the best')
+      self._show(
+        f'warning: {options.metric} of {self._valid_split} is undefined: no module there has two different '
+        'runtimes, or all scores are equal; until it is defined, the last epoch counts as the best'
+      )
     is_best = trainer_lib.is_better(options.metric, value, progress.best)
     if is_best:
       progress.best, progress.best_epoch = value, epoch
       self._writer.save(epoch)
-    progress.history.append({
-        'epoch': epoch, 'loss': loss,
+    progress.history.append(
+      {
+        'epoch': epoch,
+        'loss': loss,
         **{f'{self._valid_split}_{name}': valid[name] for name in self._shown_metrics},
-        'learning_rate': self._trainer.learning_rate, 'steps_per_second': progress.step / progress.seconds,
-        'configs_per_second': progress.configs / progress.seconds})
-    self._summarize({'loss': loss, **{f'{self._valid_split}/{name}': number for name, number in valid.items()
-                                      if isinstance(number, float)}})
+        'learning_rate': self._trainer.learning_rate,
+        'steps_per_second': progress.step / progress.seconds,
+        'configs_per_second': progress.configs / progress.seconds,
+      }
+    )
+    self._summarize(
+      {
+        'loss': loss,
+        **{
+          f'{self._valid_split}/{name}': number
+          for name, number in valid.items()
+          if isinstance(number, float)
+        },
+      }
+    )
     speed = self._speed(progress.step)
     progress.start_epoch(epoch + 1)
     self._save()
     self._writer.write_history(progress.history)
     self._shown = time.monotonic()
-    told = '  '.join(f'{self._valid_split} {name} {"n/a" if valid[name] is None else format(valid[name], ".4f")}'
-                     for name in self._shown_metrics)
-    self._show(f'epoch {epoch}/{options.epochs}  loss {loss:.4f}  {told}  {speed}{"  best" if is_best else ""}')
+    told = '  '.join(
+      f'{self._valid_split} {name} {"n/a" if valid[name] is None else format(valid[name], ".4f")}'
+      for name in self._shown_metrics
+    )
+    self._show(
+      f'epoch {epoch}/{options.epochs}  loss {loss:.4f}  {told}  {speed}{"  best" if is_best else ""}'
+    )
     if self._is_stale():
       self._show(f'no better epoch than {progress.best_epoch} in {options.patience}: stopped early')
 
@@ -211,7 +273,11 @@ class Loop:
     return (self._progress.epoch - 1 + self._progress.step / steps) / self._options.epochs
 
   def _summarize(self, scalars: Mapping[str, float]) -> None:
-    every = {**scalars, 'learning_rate': self._trainer.learning_rate, 'gradient_norm': self._progress.norm}
+    every = {
+      **scalars,
+      'learning_rate': self._trainer.learning_rate,
+      'gradient_norm': self._progress.norm,
+    }
     for name, value in every.items():
       tf.summary.scalar(name, value, step=self._trainer.optimizer.iterations)
 
@@ -219,4 +285,10 @@ class Loop:
 def _duration(seconds: float) -> str:
   minutes, seconds = divmod(round(seconds), 60)
   hours, minutes = divmod(minutes, 60)
-  return f'{hours} h {minutes:02} min' if hours else f'{minutes} min {seconds:02} s' if minutes else f'{seconds} s'
+  return (
+    f'{hours} h {minutes:02} min'
+    if hours
+    else f'{minutes} min {seconds:02} s'
+    if minutes
+    else f'{seconds} s'
+  )

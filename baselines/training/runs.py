@@ -1,11 +1,11 @@
 """Run directories: all that a trained model needs, without its training data.
 
-  RUN/config.json      what was trained on what, and how
-      statistics.json  of the train split, with which the model normalises features
-      history.csv      a row per epoch
-      checkpoint/      weights of the epoch that was best on the validation split
-      tensorboard/     the same curves for TensorBoard
-      state/           while training is not finished: what it goes on from, see `checkpoints`
+RUN/config.json      what was trained on what, and how
+    statistics.json  of the train split, with which the model normalises features
+    history.csv      a row per epoch
+    checkpoint/      weights of the epoch that was best on the validation split
+    tensorboard/     the same curves for TensorBoard
+    state/           while training is not finished: what it goes on from, see `checkpoints`
 """
 
 from __future__ import annotations
@@ -44,15 +44,28 @@ _FREE = re.compile(r'format_version|versions\..*|data\.path')
 METRICS_NAME = 'metrics.json'
 PER_MODULE_NAME = 'per_module.csv'
 RANKINGS_NAME = 'rankings.csv'
-LISTED_NAME = 'per_module_listed.csv'  # As PER_MODULE_NAME, of the configs that --config_indices lists.
+LISTED_NAME = (
+  'per_module_listed.csv'  # As PER_MODULE_NAME, of the configs that --config_indices lists.
+)
 REPORT_NAME = 'report.html'
 _REPORT_DATA_NAME = 'report.json'
-_RESULTS = (METRICS_NAME, PER_MODULE_NAME, RANKINGS_NAME, LISTED_NAME, REPORT_NAME, _REPORT_DATA_NAME)
-_REDUCTION = ('keep_hops', 'rest')  # Options of convert, by which graphs of a run's data were reduced.
+_RESULTS = (
+  METRICS_NAME,
+  PER_MODULE_NAME,
+  RANKINGS_NAME,
+  LISTED_NAME,
+  REPORT_NAME,
+  _REPORT_DATA_NAME,
+)
+_REDUCTION = (
+  'keep_hops',
+  'rest',
+)  # Options of convert, by which graphs of a run's data were reduced.
 _OWN = re.compile(
-    rf'({"|".join(map(re.escape, (CONFIG_NAME, HISTORY_NAME, STATISTICS_NAME)))})|\..*\.partial|'
-    rf'({_CHECKPOINT}|{STATE_NAME}|{TENSORBOARD_NAME})/.*|'
-    rf'({"|".join(module_lib.SPLITS)})/({"|".join(map(re.escape, _RESULTS))}|\..*\.partial)')
+  rf'({"|".join(map(re.escape, (CONFIG_NAME, HISTORY_NAME, STATISTICS_NAME)))})|\..*\.partial|'
+  rf'({_CHECKPOINT}|{STATE_NAME}|{TENSORBOARD_NAME})/.*|'
+  rf'({"|".join(module_lib.SPLITS)})/({"|".join(map(re.escape, _RESULTS))}|\..*\.partial)'
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +79,7 @@ class Run:
     choices: how the features of ops were made that the model knows. Functions are not loaded yet.
     model: see `baselines.models`.
   """
+
   path: str
   config: Mapping[str, Any]
   options: models.ModelOptions
@@ -80,10 +94,19 @@ class Run:
 class Writer:
   """Writes a run directory; no other process can until this is left, as a context or for good."""
 
-  def __init__(self, path: str, *, config: Mapping[str, Any], options: models.ModelOptions, model: tf.keras.Model,
-               statistics: Mapping[str, Any], overwrite: bool,
-               choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
-               goes_on: bool = False, is_chief: bool = True):
+  def __init__(
+    self,
+    path: str,
+    *,
+    config: Mapping[str, Any],
+    options: models.ModelOptions,
+    model: tf.keras.Model,
+    statistics: Mapping[str, Any],
+    overwrite: bool,
+    choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
+    goes_on: bool = False,
+    is_chief: bool = True,
+  ):
     """Starts a run directory, or goes on with one.
 
     Args:
@@ -98,16 +121,20 @@ class Writer:
       is_chief: whether to write; the other workers of a cluster check only.
 
     Raises:
-      InputError: the directory holds a run, or something else, or is written by another process; or the interrupted
-        run had other options.
+      InputError: the directory holds a run, or something else, or is written by another process;
+        or the interrupted run had other options.
     """
     if not path:
       raise errors.InputError('empty path', where='--out')
     self._path = path
     self._is_chief = is_chief
     self._unlock: Callable[[], Any] = lambda: None
-    content = {'format_version': FORMAT_VERSION, 'model': dataclasses.asdict(options),
-               'feature_choices': choices.to_json(), **config}
+    content = {
+      'format_version': FORMAT_VERSION,
+      'model': dataclasses.asdict(options),
+      'feature_choices': choices.to_json(),
+      **config,
+    }
     with contextlib.ExitStack() as stack:
       stack.push(self)
       self._take_lock()
@@ -118,8 +145,9 @@ class Writer:
       with refusal_explained(path):
         tf.io.gfile.makedirs(path)
       self._take_lock()  # That of before may be gone.
-      self._manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), os.path.join(path, _CHECKPOINT),
-                                                 max_to_keep=1)
+      self._manager = tf.train.CheckpointManager(
+        tf.train.Checkpoint(model=model), os.path.join(path, _CHECKPOINT), max_to_keep=1
+      )
       self._write(CONFIG_NAME, json.dumps(content, indent=1) + '\n')
       self._write(STATISTICS_NAME, json.dumps(statistics, indent=1) + '\n')
       stack.pop_all()
@@ -131,7 +159,9 @@ class Writer:
     self._unlock()
 
   def _take_lock(self) -> None:
-    """Locks the directory, if it is there. There is no lock for a remote one, nor where the file system has none."""
+    """Locks the directory, if it is there. There is no lock for a remote one, nor where the file
+    system has none.
+    """
     self._unlock()
     if not self._is_chief or not os.path.isdir(self._path):
       return
@@ -143,8 +173,12 @@ class Writer:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-      raise errors.InputError('run in use', path=self._path, found='another process that trains it',
-                              fix='stop that one, or choose another place') from error
+      raise errors.InputError(
+        'run in use',
+        path=self._path,
+        found='another process that trains it',
+        fix='stop that one, or choose another place',
+      ) from error
     except OSError:
       pass
 
@@ -155,10 +189,16 @@ class Writer:
       file.write(text)
 
   def write_history(self, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes `history.csv` with these rows, which have the same columns; None becomes an empty cell."""
+    """Writes `history.csv` with these rows, which have the same columns; None becomes an empty
+    cell.
+    """
     lines = [','.join(rows[0])]
-    lines += [','.join(f'{v:.6g}' if isinstance(v, float) else '' if v is None else str(v) for v in row.values())
-              for row in rows]
+    lines += [
+      ','.join(
+        f'{v:.6g}' if isinstance(v, float) else '' if v is None else str(v) for v in row.values()
+      )
+      for row in rows
+    ]
     self._write(HISTORY_NAME, '\n'.join(lines) + '\n')
 
   def save(self, epoch: int) -> None:
@@ -188,7 +228,9 @@ def refusal_explained(path: str) -> Iterator[None]:
   try:
     yield
   except tf.errors.OpError as error:
-    raise errors.InputError('cannot write', path=path, found=' '.join(str(error).split())) from error
+    raise errors.InputError(
+      'cannot write', path=path, found=' '.join(str(error).split())
+    ) from error
 
 
 @contextlib.contextmanager
@@ -213,7 +255,8 @@ def writing(path: str) -> Iterator[tf.io.gfile.GFile]:
 def is_interrupted(path: str) -> bool:
   """Whether a directory holds a run whose training can go on."""
   return bool(checkpoints.stored(os.path.join(path, STATE_NAME))) and tf.io.gfile.exists(
-      os.path.join(path, CONFIG_NAME))
+    os.path.join(path, CONFIG_NAME)
+  )
 
 
 def _check_same(path: str, content: Mapping[str, Any]) -> None:
@@ -222,14 +265,23 @@ def _check_same(path: str, content: Mapping[str, Any]) -> None:
   with errors.in_file(config_path):
     stored, _, _ = _parse(directory_lib.read_text(config_path))
   before, now = dict(_flat(stored)), dict(_flat(json.loads(json.dumps(content))))
-  different = [name for name in sorted(before.keys() | now.keys())
-               if not _FREE.fullmatch(name) and before.get(name) != now.get(name)]
+  different = [
+    name
+    for name in sorted(before.keys() | now.keys())
+    if not _FREE.fullmatch(name) and before.get(name) != now.get(name)
+  ]
   if different:
+
     def told(values: Mapping[str, Any]) -> str:
       return ', '.join(f'{name}={values.get(name)}' for name in different)
 
-    raise errors.InputError('interrupted run had other options', path=path, found=told(now), expected=told(before),
-                            fix='repeat the command as it was, or give --overwrite to train from the start')
+    raise errors.InputError(
+      'interrupted run had other options',
+      path=path,
+      found=told(now),
+      expected=told(before),
+      fix='repeat the command as it was, or give --overwrite to train from the start',
+    )
 
 
 def _flat(content: Any, prefix: str = '') -> Iterator[tuple[str, Any]]:
@@ -243,24 +295,41 @@ def _flat(content: Any, prefix: str = '') -> Iterator[tuple[str, Any]]:
 
 def _clear(path: str, overwrite: bool) -> None:
   """Empties a directory that holds a run and nothing else, if that is wanted."""
-  files = [os.path.relpath(os.path.join(folder, name), path).replace(os.sep, '/')
-           for folder, _, names in tf.io.gfile.walk(path) for name in names]
+  files = [
+    os.path.relpath(os.path.join(folder, name), path).replace(os.sep, '/')
+    for folder, _, names in tf.io.gfile.walk(path)
+    for name in names
+  ]
   if not files:
     return
   foreign = [name for name in files if not _OWN.fullmatch(name)]
   if foreign or CONFIG_NAME not in files:
-    raise errors.InputError('output exists and is no run', path=path, found=min(foreign or files),
-                            expected='no directory or an empty one', fix='choose another place')
+    raise errors.InputError(
+      'output exists and is no run',
+      path=path,
+      found=min(foreign or files),
+      expected='no directory or an empty one',
+      fix='choose another place',
+    )
   try:
     _parse(directory_lib.read_text(os.path.join(path, CONFIG_NAME)))
   except errors.InputError as error:
-    raise errors.InputError('output exists and is no run', path=os.path.join(path, CONFIG_NAME),
-                            found=f'{error.reason} ({error.found})', expected='no directory or an empty one',
-                            fix='remove it, or choose another place') from error
+    raise errors.InputError(
+      'output exists and is no run',
+      path=os.path.join(path, CONFIG_NAME),
+      found=f'{error.reason} ({error.found})',
+      expected='no directory or an empty one',
+      fix='remove it, or choose another place',
+    ) from error
   # A run that ended before its first epoch and left no state is worth nothing to anybody.
   if not overwrite and (HISTORY_NAME in files or is_interrupted(path)):
-    raise errors.InputError('output exists', path=path, found='a run', expected='no directory or an empty one',
-                            fix='give --overwrite to replace it')
+    raise errors.InputError(
+      'output exists',
+      path=path,
+      found='a run',
+      expected='no directory or an empty one',
+      fix='give --overwrite to replace it',
+    )
   tf.io.gfile.rmtree(path)
 
 
@@ -280,25 +349,36 @@ def load(path: str) -> Run:
   """
   config_path = os.path.join(path, CONFIG_NAME)
   if not tf.io.gfile.exists(config_path):
-    raise errors.InputError('no run', path=path, found=f'no {CONFIG_NAME}',
-                            expected='a directory that train has written')
+    raise errors.InputError(
+      'no run', path=path, found=f'no {CONFIG_NAME}', expected='a directory that train has written'
+    )
   with errors.in_file(config_path):
     config, options, choices = _parse(directory_lib.read_text(config_path))
   checkpoint = _best(path, fix='let train finish at least one epoch')
   num_extra = choices.num_extra
-  statistics = directory_lib.read_statistics(os.path.join(path, STATISTICS_NAME), num_extra=num_extra)
+  statistics = directory_lib.read_statistics(
+    os.path.join(path, STATISTICS_NAME), num_extra=num_extra
+  )
   try:
     model = models.build(options, statistics_lib.parse(statistics, num_extra=num_extra))
   except KeyError as error:
-    raise errors.InputError('statistics of a feature missing', path=os.path.join(path, STATISTICS_NAME),
-                            expected=error, fix='copy or train the run again') from error
+    raise errors.InputError(
+      'statistics of a feature missing',
+      path=os.path.join(path, STATISTICS_NAME),
+      expected=error,
+      fix='copy or train the run again',
+    ) from error
   try:
     # The flag of expect_partial only keeps TensorFlow from printing what the assertion finds.
     tf.train.Checkpoint(model=model).restore(checkpoint).expect_partial().assert_consumed()
   except checkpoints.DAMAGE as error:
-    raise errors.InputError('damaged checkpoint', path=checkpoint, found=checkpoints.one_line(error),
-                            expected=f'the weights of the model in {CONFIG_NAME}', fix='copy or train the run again'
-                            ) from error
+    raise errors.InputError(
+      'damaged checkpoint',
+      path=checkpoint,
+      found=checkpoints.one_line(error),
+      expected=f'the weights of the model in {CONFIG_NAME}',
+      fix='copy or train the run again',
+    ) from error
   return Run(path, config, options, choices, model)
 
 
@@ -310,18 +390,32 @@ def load_for(path: str, directory: directory_lib.DatasetDirectory) -> Run:
   """
   run = load(path)
   if directory.kind != run.kind:
-    raise errors.InputError('run of the other kind', path=path, found=run.kind,
-                            expected=f'{directory.kind}, as {directory.path}')
+    raise errors.InputError(
+      'run of the other kind',
+      path=path,
+      found=run.kind,
+      expected=f'{directory.kind}, as {directory.path}',
+    )
   if directory.manifest.choices != run.choices:
-    raise errors.InputError('feature choices differ', path=directory.path, found=directory.manifest.choices,
-                            expected=f'{run.choices}, as {path}',
-                            fix='convert the data with the --layout_padding and --extra_features of the run')
-  reduced, expected = (', '.join(f'{name}={options.get(name)}' for name in _REDUCTION)
-                       for options in (directory.manifest.options, run.config.get('data', {}).get('options', {})))
+    raise errors.InputError(
+      'feature choices differ',
+      path=directory.path,
+      found=directory.manifest.choices,
+      expected=f'{run.choices}, as {path}',
+      fix='convert the data with the --layout_padding and --extra_features of the run',
+    )
+  reduced, expected = (
+    ', '.join(f'{name}={options.get(name)}' for name in _REDUCTION)
+    for options in (directory.manifest.options, run.config.get('data', {}).get('options', {}))
+  )
   if reduced != expected:
-    raise errors.InputError('graphs reduced in another way', path=directory.path, found=reduced,
-                            expected=f'{expected}, as the data of {path}',
-                            fix='convert the data with the --keep_hops and --rest of the run')
+    raise errors.InputError(
+      'graphs reduced in another way',
+      path=directory.path,
+      found=reduced,
+      expected=f'{expected}, as the data of {path}',
+      fix='convert the data with the --keep_hops and --rest of the run',
+    )
   return run
 
 
@@ -330,13 +424,25 @@ def _parse(text: str) -> tuple[dict[str, Any], models.ModelOptions, feature_choi
   try:
     config = json.loads(text)
     if config['format_version'] != FORMAT_VERSION:
-      raise errors.InputError('run of another format', found=config['format_version'], expected=FORMAT_VERSION,
-                              fix='train again with this version')
+      raise errors.InputError(
+        'run of another format',
+        found=config['format_version'],
+        expected=FORMAT_VERSION,
+        fix='train again with this version',
+      )
     stored = config['model']
-    options = models.ModelOptions(stored['name'], stored['kind'], parts.PartOptions(**stored['parts']))
+    options = models.ModelOptions(
+      stored['name'], stored['kind'], parts.PartOptions(**stored['parts'])
+    )
     # Runs of earlier versions know the published form only.
-    return config, options, feature_choices.FeatureChoices.from_json(config.get('feature_choices', {}))
+    return (
+      config,
+      options,
+      feature_choices.FeatureChoices.from_json(config.get('feature_choices', {})),
+    )
   except errors.InputError:
     raise
   except (AttributeError, KeyError, TypeError, ValueError) as error:
-    raise errors.InputError('damaged config', found=repr(error), fix='copy or train the run again') from error
+    raise errors.InputError(
+      'damaged config', found=repr(error), fix='copy or train the run again'
+    ) from error

@@ -20,21 +20,31 @@ def make(name: str, *, tpu: str | None, paths: Mapping[str, str]) -> tf.distribu
   """Makes a distribution strategy.
 
   Args:
-    name: 'tpu', 'mirrored' (all GPUs, or the logical CPU devices), 'multi_worker' (all GPUs, or the CPU, of each
-      machine that the environment variable TF_CONFIG names), 'one_device', or 'auto': TPU if `tpu` is given, else
-      mirrored if there are several GPUs, else one device.
+    name: 'tpu', 'mirrored' (all GPUs, or the logical CPU devices), 'multi_worker' (all GPUs, or
+      the CPU, of each machine that the environment variable TF_CONFIG names), 'one_device', or
+      'auto': TPU if `tpu` is given, else mirrored if there are several GPUs, else one device.
     tpu: name or address of a TPU; '' or 'local' for that of a TPU VM.
     paths: flag -> path that the devices' hosts read or write.
 
   Raises:
-    InputError: the strategy does not fit the machine, or a remote TPU could not reach a path. That is told before
-      anything is connected to.
+    InputError: the strategy does not fit the machine, or a remote TPU could not reach a path.
+      That is told before anything is connected to.
   """
   if name == 'auto':
-    name = 'tpu' if tpu is not None else 'mirrored' if len(tf.config.list_logical_devices('GPU')) > 1 else 'one_device'
+    name = (
+      'tpu'
+      if tpu is not None
+      else 'mirrored'
+      if len(tf.config.list_logical_devices('GPU')) > 1
+      else 'one_device'
+    )
   if name != 'tpu' and tpu is not None:
-    raise errors.InputError('TPU given for another strategy', where='--tpu', found=f'--strategy={name}',
-                            expected='--strategy=tpu or auto')
+    raise errors.InputError(
+      'TPU given for another strategy',
+      where='--tpu',
+      found=f'--strategy={name}',
+      expected='--strategy=tpu or auto',
+    )
   if name == 'tpu':
     return _tpu(tpu or '', paths)
   if name == 'multi_worker':
@@ -43,7 +53,9 @@ def make(name: str, *, tpu: str | None, paths: Mapping[str, str]) -> tf.distribu
   if name == 'mirrored':
     devices = tf.config.list_logical_devices('GPU') or tf.config.list_logical_devices('CPU')
     return tf.distribute.MirroredStrategy([device.name for device in devices])
-  return tf.distribute.OneDeviceStrategy('/gpu:0' if tf.config.list_logical_devices('GPU') else '/cpu:0')
+  return tf.distribute.OneDeviceStrategy(
+    '/gpu:0' if tf.config.list_logical_devices('GPU') else '/cpu:0'
+  )
 
 
 def _check_cluster() -> None:
@@ -53,24 +65,35 @@ def _check_cluster() -> None:
     _ = content['cluster'][content['task']['type']][content['task']['index']]
   except (LookupError, TypeError, ValueError) as error:
     raise errors.InputError(
-        'no cluster to train on', where=_CLUSTER, found=repr(text),
-        expected='{"cluster": {"worker": [ADDRESS:PORT, ...]}, "task": {"type": "worker", "index": N}}') from error
+      'no cluster to train on',
+      where=_CLUSTER,
+      found=repr(text),
+      expected='{"cluster": {"worker": [ADDRESS:PORT, ...]}, "task": {"type": "worker", "index": N}}',
+    ) from error
 
 
 def _tpu(tpu: str, paths: Mapping[str, str]) -> tf.distribute.Strategy:
   if tpu not in _LOCAL_TPUS:
     local = {flag: path for flag, path in paths.items() if not path.startswith('gs://')}
     if local:
-      raise errors.InputError('local path given to a remote TPU', where=' and '.join(local),
-                              found=' and '.join(local.values()), expected='paths on gs://',
-                              fix='copy it there, or use --tpu=local on a TPU VM')
+      raise errors.InputError(
+        'local path given to a remote TPU',
+        where=' and '.join(local),
+        found=' and '.join(local.values()),
+        expected='paths on gs://',
+        fix='copy it there, or use --tpu=local on a TPU VM',
+      )
   try:
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
     tf.config.experimental_connect_to_cluster(resolver)
     tf.tpu.experimental.initialize_tpu_system(resolver)
   except (ValueError, tf.errors.OpError) as error:
-    raise errors.InputError('TPU not found', where='--tpu', found=f'{tpu or "local"} ({" ".join(str(error).split())})',
-                            fix='check the name, or choose another --strategy') from error
+    raise errors.InputError(
+      'TPU not found',
+      where='--tpu',
+      found=f'{tpu or "local"} ({" ".join(str(error).split())})',
+      fix='check the name, or choose another --strategy',
+    ) from error
   return tf.distribute.TPUStrategy(resolver)
 
 
@@ -98,8 +121,11 @@ def any_worker(strategy: tf.distribute.Strategy, value: bool) -> bool:
 @functools.lru_cache(maxsize=1)
 def _sum_of(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor], tf.Tensor]:
   """A function that adds up what all replicas of a cluster give it."""
-  return tf.function(lambda value: strategy.reduce(
-      tf.distribute.ReduceOp.SUM, strategy.run(lambda: value), axis=None))
+  return tf.function(
+    lambda value: strategy.reduce(
+      tf.distribute.ReduceOp.SUM, strategy.run(lambda: value), axis=None
+    )
+  )
 
 
 def num_inputs(strategy: tf.distribute.Strategy) -> int:

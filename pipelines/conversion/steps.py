@@ -1,4 +1,6 @@
-"""The steps of `pipelines/convert.py`: files -> records in spill files -> shards -> the manifest."""
+"""The steps of `pipelines/convert.py`: files -> records in spill files -> shards -> the
+manifest.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,18 @@ from tpu_graphs.sources import zips
 
 _BLOCK_BYTES = 1 << 20  # Of input that is read at a time.
 _STATISTICS_BUCKETS = 64
-_NO_SPACE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS))  # Nothing that is read is at fault.
-_OPCODE_LENGTH = 100  # Of an opcode's name in the manifest; a damaged file may have a name of any length.
+_NO_SPACE = frozenset(
+  (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+)  # Nothing that is read is at fault.
+_OPCODE_LENGTH = (
+  100  # Of an opcode's name in the manifest; a damaged file may have a name of any length.
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-  """A record on its way to its shard. Items are ordered by `key`, a hash, so neighbours in a shard are unrelated.
+  """A record on its way to its shard. Items are ordered by `key`, a hash, so neighbours in a
+  shard are unrelated.
 
   Attributes:
     key: of the record, in its split.
@@ -53,6 +60,7 @@ class Item:
     module_id, part, measured, sizes: see `records.Record`.
     place: where its data lies.
   """
+
   key: int
   split: str
   path: str
@@ -64,7 +72,9 @@ class Item:
 
 
 def split_of(module: module_lib.Module, path: str, options: options_lib.ConvertOptions) -> str:
-  """The split of a module; see `ConvertOptions.split`. Equal graphs without a folder always share their split."""
+  """The split of a module; see `ConvertOptions.split`. Equal graphs without a folder always
+  share their split.
+  """
   if options.split:
     return options.split
   folder = path.replace('\\', '/').split('/')[-2:-1]
@@ -85,8 +95,8 @@ def _hash(seed: int, *parts: bytes) -> int:
 def _size_and_hash(file: BinaryIO) -> tuple[int, int]:
   """The number of bytes of an open file, and a hash of its content; it is left at its start.
 
-  Of a zip file its directory is hashed, which has size and CRC-32 of each member: reading all took as long as
-  converting it.
+  Of a zip file its directory is hashed, which has size and CRC-32 of each member: reading all
+  took as long as converting it.
   """
   size = file.seek(0, os.SEEK_END)
   file.seek(zips.directory_start(file))
@@ -100,15 +110,31 @@ def _size_and_hash(file: BinaryIO) -> tuple[int, int]:
 class ReadModules(beam.DoFn):
   """Path -> `Item`s; beside them, by tag, what becomes of everything else in the file."""
 
-  REJECTED, STATISTICS, COUNTS, SOURCE, OPCODES = 'rejected', 'statistics', 'counts', 'source', 'opcodes'
+  REJECTED, STATISTICS, COUNTS, SOURCE, OPCODES = (
+    'rejected',
+    'statistics',
+    'counts',
+    'source',
+    'opcodes',
+  )
 
   def __init__(self, directory: str, options: options_lib.ConvertOptions):
     self._directory = directory
     self._options = options
     self._spill: spill.Writer | None = None
-    self._counters = {name: beam.metrics.Metrics.counter('convert', name)
-                      for name in ('files', 'bytes', 'modules', 'configs', 'dropped_runs', 'rejected', 'removed_ops',
-                                   'removed_edges')}
+    self._counters = {
+      name: beam.metrics.Metrics.counter('convert', name)
+      for name in (
+        'files',
+        'bytes',
+        'modules',
+        'configs',
+        'dropped_runs',
+        'rejected',
+        'removed_ops',
+        'removed_edges',
+      )
+    }
     self._milliseconds = beam.metrics.Metrics.distribution('convert', 'milliseconds_per_file')
 
   def start_bundle(self):
@@ -134,8 +160,13 @@ class ReadModules(beam.DoFn):
     self._milliseconds.update(int(1e3 * (time.monotonic() - start)))
 
   def _modules(self, file: BinaryIO, path: str):
-    modules, skipped = readers.stream(file, path=path, kind=self._options.kind, choices=self._options.choices,
-                                      max_array_bytes=self._options.max_array_bytes)
+    modules, skipped = readers.stream(
+      file,
+      path=path,
+      kind=self._options.kind,
+      choices=self._options.choices,
+      max_array_bytes=self._options.max_array_bytes,
+    )
     for reason, count in skipped.items():
       yield self._count('skipped', reason, count)
     for module in modules:
@@ -153,26 +184,42 @@ class ReadModules(beam.DoFn):
     whole = module.graph
     if self._options.keep_hops is not None and whole.num_config_ops:
       module = dataclasses.replace(
-          module, graph=reduction.keep_hops(whole, self._options.keep_hops, rest=self._options.rest))
+        module, graph=reduction.keep_hops(whole, self._options.keep_hops, rest=self._options.rest)
+      )
     selected = selection.select(module, self._options.configs)
     module, graph = selected.stream, module.graph
     split = split_of(whole, path, self._options)  # The same, whatever is left of it.
     own = statistics.Accumulator(graph) if split == 'train' else None
     num_records = 0
-    for record in records.encode_stream(module, self._options.records, observe=own.add if own else None):
+    for record in records.encode_stream(
+      module, self._options.records, observe=own.add if own else None
+    ):
       num_records += 1
       key = _hash(self._options.records.seed, record.module_id.encode(), str(record.part).encode())
-      yield Item(key, split, path, record.module_id, record.part, record.measured, record.sizes,
-                 self._write(record.data))
+      yield Item(
+        key,
+        split,
+        path,
+        record.module_id,
+        record.part,
+        record.measured,
+        record.sizes,
+        self._write(record.data),
+      )
     yield self._count('records', split, num_records)
     for reason, count in graph.dropped_runs.items():
       yield self._count('dropped', reason, count)
       self._counters['dropped_runs'].inc(count)
-    for what, count in (('deduplicated', selected.deduplicated), ('sampled_out', selected.sampled_out)):
+    for what, count in (
+      ('deduplicated', selected.deduplicated),
+      ('sampled_out', selected.sampled_out),
+    ):
       if count:
         yield self._count('left_out', what, count)
-    for what, count in (('removed_ops', whole.num_ops - graph.num_ops),
-                        ('removed_edges', whole.num_edges - graph.num_edges)):
+    for what, count in (
+      ('removed_ops', whole.num_ops - graph.num_ops),
+      ('removed_edges', whole.num_edges - graph.num_edges),
+    ):
       if count:
         yield self._count('left_out', what, count)
         self._counters[what].inc(count)
@@ -197,7 +244,9 @@ class ReadModules(beam.DoFn):
     if isinstance(error, output.WriteError):
       raise error
     if isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_SPACE:
-      with output.writing(tempfile.gettempdir()):  # Where a copy of the input, or its configs, did not fit.
+      with output.writing(
+        tempfile.gettempdir()
+      ):  # Where a copy of the input, or its configs, did not fit.
         raise error.__cause__
     self._counters['rejected'].inc()
     if self._options.on_error == 'fail':
@@ -208,7 +257,9 @@ class ReadModules(beam.DoFn):
 
 
 class AssignShards(beam.DoFn):
-  """`Item` -> ((split, shard, number of shards), item), dealing the items of a split to its shards in key order."""
+  """`Item` -> ((split, shard, number of shards), item), dealing the items of a split to its
+  shards in key order.
+  """
 
   def __init__(self, num_shards: int):
     self._num_shards = num_shards
@@ -216,7 +267,10 @@ class AssignShards(beam.DoFn):
   def process(self, item: Item, keys: Mapping[str, np.ndarray]):
     split_keys = keys[item.split]
     num_shards = min(self._num_shards, len(split_keys))
-    yield (item.split, int(np.searchsorted(split_keys, np.uint64(item.key))) % num_shards, num_shards), item
+    yield (
+      (item.split, int(np.searchsorted(split_keys, np.uint64(item.key))) % num_shards, num_shards),
+      item,
+    )
 
 
 class WriteShard(beam.DoFn):
@@ -225,14 +279,21 @@ class WriteShard(beam.DoFn):
   def __init__(self, directory: str):
     self._directory = directory
 
-  def process(self, element: tuple[tuple[str, int, int], Iterable[Item]]) -> Iterator[manifest_lib.Shard]:
+  def process(
+    self, element: tuple[tuple[str, int, int], Iterable[Item]]
+  ) -> Iterator[manifest_lib.Shard]:
     (split, shard, num_shards), items = element
     items = sorted(items, key=lambda item: (item.key, item.path))
     for item, following in itertools.pairwise(items):
       if item.key == following.key:
         error = errors.InputError(
-            'module_id occurs twice', path=following.path, where=item.module_id, found=f'also in {item.path}',
-            expected=f'distinct names in split {split}', fix='rename one, or convert them into two datasets')
+          'module_id occurs twice',
+          path=following.path,
+          where=item.module_id,
+          found=f'also in {item.path}',
+          expected=f'distinct names in split {split}',
+          fix='rename one, or convert them into two datasets',
+        )
         output.report_failure(self._directory, error)
         raise error
     name = f'{split}/part-{shard:05d}-of-{num_shards:05d}.tfrecord'
@@ -243,22 +304,34 @@ class WriteShard(beam.DoFn):
     # The same step may run twice at a time, so each attempt has a name of its own until it is done.
     temporary = f'{path}.{time.monotonic_ns():x}.partial'
     with output.writing(path):
-      with spill.Reader(self._directory) as reader, filesystems.FileSystems.create(
-          temporary, compression_type=filesystems.CompressionTypes.UNCOMPRESSED) as file:
+      with (
+        spill.Reader(self._directory) as reader,
+        filesystems.FileSystems.create(
+          temporary, compression_type=filesystems.CompressionTypes.UNCOMPRESSED
+        ) as file,
+      ):
         size, checksum = records.write_tfrecords(file, (reader.read(item.place) for item in items))
       beam_lib.rename(temporary, path)
     sizes = [item.sizes for item in items]
     first = [item for item in items if item.part == 0]
     yield manifest_lib.Shard(
-        name=name, records=len(items), modules=len(first), measured=sum(item.measured for item in first),
-        without_configs=sum(not item.sizes['configs'] for item in first),
-        configs=sum(size['configs'] for size in sizes), bytes=size, crc32c=f'{checksum:08x}',
-        max_sizes={name: max(size[name] for size in sizes) for name in sizes[0]},
-        total_sizes={name: sum(size[name] for size in sizes) for name in sizes[0]})
+      name=name,
+      records=len(items),
+      modules=len(first),
+      measured=sum(item.measured for item in first),
+      without_configs=sum(not item.sizes['configs'] for item in first),
+      configs=sum(size['configs'] for size in sizes),
+      bytes=size,
+      crc32c=f'{checksum:08x}',
+      max_sizes={name: max(size[name] for size in sizes) for name in sizes[0]},
+      total_sizes={name: sum(size[name] for size in sizes) for name in sizes[0]},
+    )
 
 
 class MergeStatistics(beam.DoFn):
-  """(bucket, (module_id, place) of each module) -> (bucket, number of modules, their statistics merged by name)."""
+  """(bucket, (module_id, place) of each module) -> (bucket, number of modules, their statistics
+  merged by name).
+  """
 
   def __init__(self, directory: str):
     self._directory = directory
@@ -267,7 +340,11 @@ class MergeStatistics(beam.DoFn):
     bucket, places = element
     places = sorted(places, key=lambda pair: pair[0])
     with spill.Reader(self._directory) as reader:
-      yield bucket, len(places), statistics.merge_all(pickle.loads(reader.read(place)) for _, place in places)
+      yield (
+        bucket,
+        len(places),
+        statistics.merge_all(pickle.loads(reader.read(place)) for _, place in places),
+      )
 
 
 class Publish(beam.DoFn):
@@ -277,9 +354,16 @@ class Publish(beam.DoFn):
     self._directory = directory
     self._options = options
 
-  def process(self, _, shards: list[manifest_lib.Shard], rejected: list[dict[str, Any]],
-              counts: list[tuple[tuple[str, str], int]], source: tuple[int, int, int], opcodes: list[tuple[str, int]],
-              parts: list[tuple[int, int, statistics.Statistics]]) -> Iterator[manifest_lib.Manifest]:
+  def process(
+    self,
+    _,
+    shards: list[manifest_lib.Shard],
+    rejected: list[dict[str, Any]],
+    counts: list[tuple[tuple[str, str], int]],
+    source: tuple[int, int, int],
+    opcodes: list[tuple[str, int]],
+    parts: list[tuple[int, int, statistics.Statistics]],
+  ) -> Iterator[manifest_lib.Manifest]:
     def count(what):
       return {reason: number for (found, reason), number in sorted(counts) if found == what}
 
@@ -288,20 +372,37 @@ class Publish(beam.DoFn):
       by_split[shard.name.partition('/')[0]].append(shard)
     files, size, digest = source
     manifest = manifest_lib.Manifest(
-        collection=self._options.collection, kind=self._options.kind, options=self._options.to_json(),
-        splits={split: manifest_lib.Split.of(by_split[split]) for split in module_lib.SPLITS if split in by_split},
-        rejected_inputs=dict(sorted(collections.Counter(row['reason'] for row in rejected).items())),
-        skipped_modules=count('skipped'), dropped_runs=count('dropped'),
-        source={'files': files, 'bytes': size, 'fingerprint': f'{digest:016x}'}, unknown_opcodes=dict(opcodes),
-        deduplicated_configs=count('left_out').get('deduplicated', 0),
-        sampled_out_configs=count('left_out').get('sampled_out', 0),
-        removed_ops=count('left_out').get('removed_ops', 0),
-        removed_edges=count('left_out').get('removed_edges', 0))
+      collection=self._options.collection,
+      kind=self._options.kind,
+      options=self._options.to_json(),
+      splits={
+        split: manifest_lib.Split.of(by_split[split])
+        for split in module_lib.SPLITS
+        if split in by_split
+      },
+      rejected_inputs=dict(sorted(collections.Counter(row['reason'] for row in rejected).items())),
+      skipped_modules=count('skipped'),
+      dropped_runs=count('dropped'),
+      source={'files': files, 'bytes': size, 'fingerprint': f'{digest:016x}'},
+      unknown_opcodes=dict(opcodes),
+      deduplicated_configs=count('left_out').get('deduplicated', 0),
+      sampled_out_configs=count('left_out').get('sampled_out', 0),
+      removed_ops=count('left_out').get('removed_ops', 0),
+      removed_edges=count('left_out').get('removed_edges', 0),
+    )
     rows = sorted(rejected, key=lambda row: json.dumps(row, sort_keys=True))
     listing = ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
-    made, arrived = count('made'), {'inputs': files, 'rejected inputs': len(rows),
-                                    'statistics': sum(number for _, number, _ in parts)}
-    lost = _lost('records', {split: part.records for split, part in manifest.splits.items()}, count('records'))
+    made, arrived = (
+      count('made'),
+      {
+        'inputs': files,
+        'rejected inputs': len(rows),
+        'statistics': sum(number for _, number, _ in parts),
+      },
+    )
+    lost = _lost(
+      'records', {split: part.records for split, part in manifest.splits.items()}, count('records')
+    )
     for what, number in arrived.items():
       lost = lost or _lost(what, number, made.get(what, 0))
     if error := lost or self._failure(manifest, rows):
@@ -312,24 +413,44 @@ class Publish(beam.DoFn):
         error.fix = f'{place} lists them'
       output.report_failure(self._directory, error)
       raise error
-    # Buckets are merged in order, and modules in a bucket as well: floating point sums depend on it.
+    # Buckets are merged in order, and modules in a bucket as well: floating point sums depend on
+    # it.
     total = statistics.merge_all(part for _, _, part in sorted(parts, key=lambda part: part[0]))
-    output.publish(self._directory, manifest=manifest, files={
-        manifest_lib.SCHEMA_NAME: schema.text(self._options.kind, num_extra=self._options.choices.num_extra),
-        manifest_lib.STATISTICS_NAME: json.dumps((total or statistics.Statistics({}, {})).to_json(), indent=1) + '\n',
-        manifest_lib.REJECTED_NAME: listing})
+    output.publish(
+      self._directory,
+      manifest=manifest,
+      files={
+        manifest_lib.SCHEMA_NAME: schema.text(
+          self._options.kind, num_extra=self._options.choices.num_extra
+        ),
+        manifest_lib.STATISTICS_NAME: json.dumps(
+          (total or statistics.Statistics({}, {})).to_json(), indent=1
+        )
+        + '\n',
+        manifest_lib.REJECTED_NAME: listing,
+      },
+    )
     yield manifest
 
-  def _failure(self, manifest: manifest_lib.Manifest, rejected: list[dict[str, Any]]) -> errors.InputError | None:
+  def _failure(
+    self, manifest: manifest_lib.Manifest, rejected: list[dict[str, Any]]
+  ) -> errors.InputError | None:
     """Why this must not be published, if so."""
     paths = {row['path'] for row in rejected}
-    first, reasons = min(paths, default=None), json.dumps({**manifest.rejected_inputs, **manifest.skipped_modules})
+    first, reasons = (
+      min(paths, default=None),
+      json.dumps({**manifest.rejected_inputs, **manifest.skipped_modules}),
+    )
     if not manifest.splits:
       return errors.InputError('no usable module in the input', found=reasons, path=first)
     files, most = manifest.source['files'], self._options.max_rejected_fraction
     if len(paths) > most * files:
-      return errors.InputError('too many inputs rejected', found=f'{len(paths)} of {files}, {reasons}', path=first,
-                               expected=f'at most a share of {most} (--max_rejected_fraction)')
+      return errors.InputError(
+        'too many inputs rejected',
+        found=f'{len(paths)} of {files}, {reasons}',
+        path=first,
+        expected=f'at most a share of {most} (--max_rejected_fraction)',
+      )
     return None
 
 
@@ -337,6 +458,9 @@ def _lost(what: str, arrived: Any, made: Any) -> errors.InputError | None:
   """The error that what was counted where it was made has not all arrived, if so."""
   if arrived == made:
     return None
-  return errors.InputError(f'{what} lost between the steps', found=f'{json.dumps(arrived)} arrived',
-                           expected=f'{json.dumps(made)}, as many as were made',
-                           fix='convert again; if it happens again, with another Beam runner')
+  return errors.InputError(
+    f'{what} lost between the steps',
+    found=f'{json.dumps(arrived)} arrived',
+    expected=f'{json.dumps(made)}, as many as were made',
+    fix='convert again; if it happens again, with another Beam runner',
+  )

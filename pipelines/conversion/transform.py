@@ -28,14 +28,17 @@ def _keys_by_split(keys: Iterable[tuple[str, np.ndarray]]) -> dict[str, np.ndarr
 
 @dataclasses.dataclass(eq=False)
 class Convert(beam.PTransform):
-  """PCollection of file patterns -> PCollection of the one `manifest.Manifest`, having written the directory.
+  """PCollection of file patterns -> PCollection of the one `manifest.Manifest`, having written
+  the directory.
 
   The directory must have been made ready by `output.begin`.
 
   Attributes:
     directory: where to write.
-    options: see `ConvertOptions`; `num_shards` must be given, since the size of the input is not known here.
+    options: see `ConvertOptions`; `num_shards` must be given, since the size of the input is not
+      known here.
   """
+
   directory: str
   options: options_lib.ConvertOptions
 
@@ -46,44 +49,63 @@ class Convert(beam.PTransform):
   def expand(self, patterns: beam.PCollection) -> beam.PCollection:
     tags = steps.ReadModules
     paths = (
-        patterns
-        | 'Match' >> fileio.MatchAll()
-        | 'Path' >> beam.Map(lambda metadata: metadata.path.removeprefix('./'))
-        | 'Distinct' >> beam.Distinct())
+      patterns
+      | 'Match' >> fileio.MatchAll()
+      | 'Path' >> beam.Map(lambda metadata: metadata.path.removeprefix('./'))
+      | 'Distinct' >> beam.Distinct()
+    )
     read = (
-        paths
-        | 'Spread' >> beam.Reshuffle()
-        | 'Read' >> beam.ParDo(steps.ReadModules(self.directory, self.options)).with_outputs(
-            tags.REJECTED, tags.STATISTICS, tags.COUNTS, tags.SOURCE, tags.OPCODES, main='items'))
+      paths
+      | 'Spread' >> beam.Reshuffle()
+      | 'Read'
+      >> beam.ParDo(steps.ReadModules(self.directory, self.options)).with_outputs(
+        tags.REJECTED, tags.STATISTICS, tags.COUNTS, tags.SOURCE, tags.OPCODES, main='items'
+      )
+    )
     keys = (
-        read.items
-        | 'Key' >> beam.Map(lambda item: (item.split, item.key))
-        | 'Keys' >> beam.GroupByKey()
-        | 'Order' >> beam.CombineGlobally(beam.combiners.ToListCombineFn())
-        | 'Index' >> beam.Map(_keys_by_split))
+      read.items
+      | 'Key' >> beam.Map(lambda item: (item.split, item.key))
+      | 'Keys' >> beam.GroupByKey()
+      | 'Order' >> beam.CombineGlobally(beam.combiners.ToListCombineFn())
+      | 'Index' >> beam.Map(_keys_by_split)
+    )
     shards = (
-        read.items
-        | 'Assign' >> beam.ParDo(steps.AssignShards(self.options.num_shards), beam.pvalue.AsSingleton(keys))
-        | 'Group' >> beam.GroupByKey()
-        | 'Write' >> beam.ParDo(steps.WriteShard(self.directory)))
+      read.items
+      | 'Assign'
+      >> beam.ParDo(steps.AssignShards(self.options.num_shards), beam.pvalue.AsSingleton(keys))
+      | 'Group' >> beam.GroupByKey()
+      | 'Write' >> beam.ParDo(steps.WriteShard(self.directory))
+    )
     buckets = (
-        read[tags.STATISTICS]
-        | 'Bucket' >> beam.GroupByKey()
-        | 'Statistics' >> beam.ParDo(steps.MergeStatistics(self.directory)))
+      read[tags.STATISTICS]
+      | 'Bucket' >> beam.GroupByKey()
+      | 'Statistics' >> beam.ParDo(steps.MergeStatistics(self.directory))
+    )
     counts = (
-        (read[tags.COUNTS], paths | 'Found' >> beam.Map(lambda _: (('made', 'inputs'), 1)))
-        | 'Counts' >> beam.Flatten()
-        | 'Count' >> beam.CombinePerKey(sum))
+      (read[tags.COUNTS], paths | 'Found' >> beam.Map(lambda _: (('made', 'inputs'), 1)))
+      | 'Counts' >> beam.Flatten()
+      | 'Count' >> beam.CombinePerKey(sum)
+    )
     source = read[tags.SOURCE] | 'Source' >> beam.CombineGlobally(_add_sources)
     opcodes = (
-        read[tags.OPCODES]
-        | 'Opcodes' >> beam.CombinePerKey(sum)
-        | 'Frequent' >> beam.combiners.Top.Smallest(manifest_lib.MAX_UNKNOWN_OPCODES,
-                                                    key=lambda pair: (-pair[1], pair[0])))
+      read[tags.OPCODES]
+      | 'Opcodes' >> beam.CombinePerKey(sum)
+      | 'Frequent'
+      >> beam.combiners.Top.Smallest(
+        manifest_lib.MAX_UNKNOWN_OPCODES, key=lambda pair: (-pair[1], pair[0])
+      )
+    )
     return (
-        patterns.pipeline
-        | 'Start' >> beam.Create([None])
-        | 'Publish' >> beam.ParDo(
-            steps.Publish(self.directory, self.options), beam.pvalue.AsList(shards),
-            beam.pvalue.AsList(read[tags.REJECTED]), beam.pvalue.AsList(counts),
-            beam.pvalue.AsSingleton(source), beam.pvalue.AsSingleton(opcodes), beam.pvalue.AsList(buckets)))
+      patterns.pipeline
+      | 'Start' >> beam.Create([None])
+      | 'Publish'
+      >> beam.ParDo(
+        steps.Publish(self.directory, self.options),
+        beam.pvalue.AsList(shards),
+        beam.pvalue.AsList(read[tags.REJECTED]),
+        beam.pvalue.AsList(counts),
+        beam.pvalue.AsSingleton(source),
+        beam.pvalue.AsSingleton(opcodes),
+        beam.pvalue.AsList(buckets),
+      )
+    )

@@ -1,4 +1,6 @@
-"""What every pipeline's command line needs of Beam: options behind `--`, the local runner, files on any file system."""
+"""What every pipeline's command line needs of Beam: options behind `--`, the local runner, files
+on any file system.
+"""
 
 from __future__ import annotations
 
@@ -37,68 +39,100 @@ _SECONDS_FOR_JOB_SERVER = 10  # To answer; Beam itself would wait for minutes, w
 def pipeline(args: Sequence[str], *, input_bytes: int) -> beam.Pipeline:
   """A pipeline with the Beam options `args`.
 
-  Without `--runner`, and for DirectRunner, it runs on this machine by FnApiRunner (DirectRunner would try to download
-  another runner first): with a process per core where the input is large, unless `args` say otherwise. DaskRunner is
-  that of `pipelines/runners/dask_runner.py`.
+  Without `--runner`, and for DirectRunner, it runs on this machine by FnApiRunner (DirectRunner
+  would try to download another runner first): with a process per core where the input is large,
+  unless `args` say otherwise. DaskRunner is that of `pipelines/runners/dask_runner.py`.
 
   Raises:
-    InputError: an option or runner that Beam does not know, a runner whose extra is not installed, or a job server that
-      does not answer.
+    InputError: an option or runner that Beam does not know, a runner whose extra is not
+      installed, or a job server that does not answer.
   """
   name = _runner_name(args)
-  runner = _dask_runner() if name == 'dask' else None  # First, since its import makes its options known to Beam.
+  runner = (
+    _dask_runner() if name == 'dask' else None
+  )  # First, since its import makes its options known to Beam.
   _check(args)
   options = pipeline_options.PipelineOptions(list(args))
   if name in ('direct', 'fnapi'):
     given = {arg.partition('=')[0] for arg in args}
-    runner = _local_runner(options.view_as(pipeline_options.DirectOptions), given,
-                           large=input_bytes >= _BYTES_WORTH_PROCESSES)
+    runner = _local_runner(
+      options.view_as(pipeline_options.DirectOptions),
+      given,
+      large=input_bytes >= _BYTES_WORTH_PROCESSES,
+    )
   if endpoint := options.view_as(pipeline_options.PortableOptions).job_endpoint:
     _check_job_server(endpoint)
   try:
     return beam.Pipeline(runner, options)
   except (ValueError, ImportError, AttributeError) as error:
     found = ' '.join(str(error).split())
-    if found.startswith('Pipeline has validations errors'):  # Some runners look at the values of their options.
+    if found.startswith(
+      'Pipeline has validations errors'
+    ):  # Some runners look at the values of their options.
       raise errors.InputError('wrong Beam option', found=found.partition(': ')[2]) from error
-    raise errors.InputError('runner cannot be used', where='--runner', found=found,
-                            fix='name a runner of Apache Beam, such as FnApiRunner or DataflowRunner') from error
+    raise errors.InputError(
+      'runner cannot be used',
+      where='--runner',
+      found=found,
+      fix='name a runner of Apache Beam, such as FnApiRunner or DataflowRunner',
+    ) from error
 
 
-def _local_runner(options: pipeline_options.DirectOptions, given: Set[str], *, large: bool) -> fn_runner.FnApiRunner:
+def _local_runner(
+  options: pipeline_options.DirectOptions, given: Set[str], *, large: bool
+) -> fn_runner.FnApiRunner:
   """An FnApiRunner for `options`, which are filled in where the user has not `given` them."""
-  logging.getLogger('apache_beam').setLevel(logging.CRITICAL)  # The outcome is told by an exception, once.
-  # Else a timer empties the buffers of what goes to workers while they are written to, without a lock: on busy machines
-  # elements were lost, and nothing told so.
+  logging.getLogger('apache_beam').setLevel(
+    logging.CRITICAL
+  )  # The outcome is told by an exception, once.
+  # Else a timer empties the buffers of what goes to workers while they are written to, without a
+  # lock: on busy machines elements were lost, and nothing told so.
   worker_handlers.DATA_BUFFER_TIME_LIMIT_MS = 0
-  if '--direct_running_mode' not in given:  # Its default in Beam makes a number of workers have no effect.
+  if (
+    '--direct_running_mode' not in given
+  ):  # Its default in Beam makes a number of workers have no effect.
     several = options.direct_num_workers != 1 if '--direct_num_workers' in given else large
     options.direct_running_mode = 'multi_processing' if several else 'in_memory'
   if '--direct_num_workers' not in given and options.direct_running_mode != 'in_memory':
     options.direct_num_workers = os.cpu_count()
   if options.direct_running_mode != 'multi_processing':
     return fn_runner.FnApiRunner()
-  # Beam's own command for worker processes lets them log every step to the terminal. What they raise comes back anyway.
-  # Ctrl-C must not reach them: of a worker that ends too early, each thread here that waits for it would complain.
+  # Beam's own command for worker processes lets them log every step to the terminal. What they
+  # raise comes back anyway. Ctrl-C must not reach them: of a worker that ends too early, each
+  # thread here that waits for it would complain.
   options.direct_running_mode = None
-  worker = f'{shlex.quote(sys.executable)} -m apache_beam.runners.worker.sdk_worker_main 2>{os.devnull}'
+  worker = (
+    f'{shlex.quote(sys.executable)} -m apache_beam.runners.worker.sdk_worker_main 2>{os.devnull}'
+  )
   command = f"trap '' INT; exec {worker}"
   return fn_runner.FnApiRunner(environments.SubprocessSDKEnvironment.from_command_string(command))
 
 
 @worker_handlers.WorkerHandler.register_environment(python_urns.SUBPROCESS_SDK, bytes)
 class _Worker(worker_handlers.GrpcWorkerHandler):
-  """A worker process. Beam's own class waits for it in a thread, for ever if interrupted while it starts."""
+  """A worker process. Beam's own class waits for it in a thread, for ever if interrupted while
+  it starts.
+  """
 
   def __init__(self, command: bytes, *args):
     super().__init__(*args)
     self._command = command.decode()
 
   def start_worker(self) -> None:
-    self._process = subprocess.Popen(self._command, shell=True, env={
-        **os.environ, 'WORKER_ID': self.worker_id,
-        'CONTROL_API_SERVICE_DESCRIPTOR': text_format.MessageToString(self.control_api_service_descriptor()),
-        'PIPELINE_OPTIONS': json_format.MessageToJson(self.provision_info.provision_info.pipeline_options)})
+    self._process = subprocess.Popen(
+      self._command,
+      shell=True,
+      env={
+        **os.environ,
+        'WORKER_ID': self.worker_id,
+        'CONTROL_API_SERVICE_DESCRIPTOR': text_format.MessageToString(
+          self.control_api_service_descriptor()
+        ),
+        'PIPELINE_OPTIONS': json_format.MessageToJson(
+          self.provision_info.provision_info.pipeline_options
+        ),
+      },
+    )
     atexit.register(self.stop_worker)
 
   def stop_worker(self) -> None:
@@ -111,8 +145,9 @@ def _dask_runner() -> beam.runners.runner.PipelineRunner:
   try:
     from pipelines.runners import dask_runner
   except ImportError as error:
-    raise errors.InputError('runner cannot be used', where='--runner', found=error,
-                            fix="pip install 'tpu_graphs[dask]'") from error
+    raise errors.InputError(
+      'runner cannot be used', where='--runner', found=error, fix="pip install 'tpu_graphs[dask]'"
+    ) from error
   return dask_runner.DaskRunner()
 
 
@@ -121,8 +156,12 @@ def _check_job_server(endpoint: str) -> None:
     try:
       grpc.channel_ready_future(channel).result(_SECONDS_FOR_JOB_SERVER)
     except grpc.FutureTimeoutError as error:
-      raise errors.InputError('no job server', where='--job_endpoint', found=endpoint,
-                              expected='HOST:PORT of one that runs') from error
+      raise errors.InputError(
+        'no job server',
+        where='--job_endpoint',
+        found=endpoint,
+        expected='HOST:PORT of one that runs',
+      ) from error
 
 
 def _runner_name(args: Sequence[str]) -> str:
@@ -137,19 +176,29 @@ def _check(args: Sequence[str]) -> None:
   """Refuses Beam options that Beam would drop with no more than a warning."""
   parser = _Parser(allow_abbrev=False, add_help=False)
   for options in pipeline_options.PipelineOptions.__subclasses__():
-    options._add_argparse_args(parser)  # The hook through which Beam collects the options of all its parts.
+    options._add_argparse_args(
+      parser
+    )  # The hook through which Beam collects the options of all its parts.
   _, unknown = parser.parse_known_args(args)
   if unknown:
     flag = unknown[0].partition('=')[0]
-    near = difflib.get_close_matches(flag, [name for action in parser._actions for name in action.option_strings], 1)
-    raise errors.InputError('unknown Beam option', found=unknown[0], fix=f'did you mean {near[0]}?' if near else None)
+    near = difflib.get_close_matches(
+      flag, [name for action in parser._actions for name in action.option_strings], 1
+    )
+    raise errors.InputError(
+      'unknown Beam option', found=unknown[0], fix=f'did you mean {near[0]}?' if near else None
+    )
   runners = [arg for arg in args if arg.partition('=')[0] == '--runner']
   if len(runners) > 1:
-    raise errors.InputError('Beam option given twice', found=' '.join(runners), expected='one --runner')
+    raise errors.InputError(
+      'Beam option given twice', found=' '.join(runners), expected='one --runner'
+    )
 
 
 class _Parser(pipeline_options._BeamArgumentParser):
-  """Beam's parser with its errors as `InputError`; argparse would print a usage of four hundred lines."""
+  """Beam's parser with its errors as `InputError`; argparse would print a usage of four hundred
+  lines.
+  """
 
   def error(self, message: str):
     raise errors.InputError('wrong Beam option', found=message)
@@ -168,7 +217,9 @@ def check_file_system(flag: str, path: str) -> None:
     raise errors.InputError('unknown file system', where=flag, found=path, fix='use gs://')
   try:
     filesystems.FileSystems.get_filesystem(path)
-    filesystems.FileSystems.exists(path)  # Some schemes are known, but tell only now that their package is missing.
+    filesystems.FileSystems.exists(
+      path
+    )  # Some schemes are known, but tell only now that their package is missing.
   except (ValueError, OSError, beam.io.filesystem.BeamIOError) as error:
     fix = {'gs': "pip install 'tpu_graphs[gcp]'"}.get(scheme, 'use a local path or gs://')
     raise errors.InputError('file system not available', where=flag, found=path, fix=fix) from error
@@ -186,7 +237,8 @@ def read_bytes(path: str) -> bytes:
 
 @contextlib.contextmanager
 def open_seekable(path: str) -> Iterator[BinaryIO]:
-  """Opens a file on any file system to be read in any order; one that is not local is copied to a temporary file.
+  """Opens a file on any file system to be read in any order; one that is not local is copied to
+  a temporary file.
 
   Raises:
     InputError: it cannot be read.
@@ -194,7 +246,9 @@ def open_seekable(path: str) -> Iterator[BinaryIO]:
   with contextlib.ExitStack() as stack:
     with reading(path):
       file = stack.enter_context(_open(path))
-      if not isinstance(filesystems.FileSystems.get_filesystem(path), localfilesystem.LocalFileSystem):
+      if not isinstance(
+        filesystems.FileSystems.get_filesystem(path), localfilesystem.LocalFileSystem
+      ):
         copy = stack.enter_context(tempfile.TemporaryFile())
         shutil.copyfileobj(file, copy, 1 << 20)
         copy.seek(0)
@@ -204,7 +258,9 @@ def open_seekable(path: str) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def reading(path: str) -> Iterator[None]:
-  """Turns what fails inside the block into an `InputError` that says that the file cannot be read."""
+  """Turns what fails inside the block into an `InputError` that says that the file cannot be
+  read.
+  """
   try:
     yield
   except (OSError, beam.io.filesystem.BeamIOError) as error:
@@ -212,13 +268,17 @@ def reading(path: str) -> Iterator[None]:
 
 
 def _open(path: str) -> BinaryIO:
-  return filesystems.FileSystems.open(path, compression_type=filesystems.CompressionTypes.UNCOMPRESSED)
+  return filesystems.FileSystems.open(
+    path, compression_type=filesystems.CompressionTypes.UNCOMPRESSED
+  )
 
 
 def write_atomically(path: str, data: bytes) -> None:
   """Writes a file so that it appears under its name only when it is complete."""
   temporary = f'{path}.{os.getpid()}.partial'
-  with filesystems.FileSystems.create(temporary, compression_type=filesystems.CompressionTypes.UNCOMPRESSED) as file:
+  with filesystems.FileSystems.create(
+    temporary, compression_type=filesystems.CompressionTypes.UNCOMPRESSED
+  ) as file:
     file.write(data)
   rename(temporary, path)
 

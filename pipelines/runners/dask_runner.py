@@ -1,12 +1,15 @@
-"""Runs a pipeline on a Dask cluster: `-- --runner=DaskRunner --dask_client_address=tcp://HOST:8786`.
+"""Runs a pipeline on a Dask cluster: `-- --runner=DaskRunner
+--dask_client_address=tcp://HOST:8786`.
 
-Beam's own DaskRunner (2.77) gives each consumer of a step the outputs of all its tags, drops what a step puts out at
-the end of a bundle, fails on side inputs, and reads all files in one task. So Beam's options and DoFn machinery are
-used, and the graph of tasks is made here. It does what batch pipelines in the global window need, no more: no windows,
-timestamps, state, splittable DoFns or metrics.
+Beam's own DaskRunner (2.77) gives each consumer of a step the outputs of all its tags, drops
+what a step puts out at the end of a bundle, fails on side inputs, and reads all files in one
+task. So Beam's options and DoFn machinery are
+used, and the graph of tasks is made here. It does what batch pipelines in the global window
+need, no more: no windows, timestamps, state, splittable DoFns or metrics.
 
-A PCollection is a list of partitions, each a delayed list of elements. Grouping gathers a whole PCollection in one
-task, so elements must be small; what is large lies in files (`pipelines/conversion/spill.py`).
+A PCollection is a list of partitions, each a delayed list of elements. Grouping gathers a whole
+PCollection in one task, so elements must be small; what is large lies in files
+(`pipelines/conversion/spill.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ from apache_beam.transforms import core
 from apache_beam.transforms import sideinputs
 from apache_beam.transforms import window
 import dask
-from dask.delayed import Delayed  # As a module, dask.delayed is hidden by the function of that name.
+from dask.delayed import (
+  Delayed,
+)  # As a module, dask.delayed is hidden by the function of that name.
 import distributed
 
 from tpu_graphs import errors
@@ -42,10 +47,16 @@ Partitions = list[Delayed]
 
 
 class DaskRunner(runner.PipelineRunner):
-  """Runs batch pipelines on the scheduler that `--dask_client_address` names, or else on a cluster on this machine."""
+  """Runs batch pipelines on the scheduler that `--dask_client_address` names, or else on a
+  cluster on this machine.
+  """
 
-  def run_pipeline(self, pipeline: beam.Pipeline, options: pipeline_options.PipelineOptions) -> _Result:
-    given = options.view_as(dask_runner.DaskOptions).get_all_options(drop_default=True, current_only=True)
+  def run_pipeline(
+    self, pipeline: beam.Pipeline, options: pipeline_options.PipelineOptions
+  ) -> _Result:
+    given = options.view_as(dask_runner.DaskOptions).get_all_options(
+      drop_default=True, current_only=True
+    )
     given.pop('partition_size', None)
     num_partitions = given.pop('npartitions', None)
     try:
@@ -65,14 +76,20 @@ class DaskRunner(runner.PipelineRunner):
 
 
 def _unusable(error: Exception) -> errors.InputError:
-  return errors.InputError('Dask cluster cannot be used', where='--dask_client_address', found=error,
-                           fix='start dask scheduler and dask worker, and name the address of the scheduler')
+  return errors.InputError(
+    'Dask cluster cannot be used',
+    where='--dask_client_address',
+    found=error,
+    fix='start dask scheduler and dask worker, and name the address of the scheduler',
+  )
 
 
 class _Result(runner.PipelineResult):
   """A pipeline that runs on a cluster."""
 
-  def __init__(self, client: distributed.Client, futures: Sequence[distributed.Future], prefix: str):
+  def __init__(
+    self, client: distributed.Client, futures: Sequence[distributed.Future], prefix: str
+  ):
     super().__init__(runner.PipelineState.RUNNING)
     self._client = client
     self._futures = futures
@@ -88,8 +105,9 @@ class _Result(runner.PipelineResult):
       TimeoutError: it was.
     """
     try:
-      for _ in distributed.as_completed(self._futures, with_results=True,
-                                        timeout=None if duration is None else duration / 1000):
+      for _ in distributed.as_completed(
+        self._futures, with_results=True, timeout=None if duration is None else duration / 1000
+      ):
         pass
       self._state = runner.PipelineState.DONE
     except BaseException:
@@ -128,7 +146,9 @@ class _Tasks(pipeline_lib.PipelineVisitor):
     self._partitions: dict[pvalue.PCollection, Partitions] = {}
 
   def leave_composite_transform(self, node: pipeline_lib.AppliedPTransform) -> None:
-    if isinstance(node.transform, beam.Reshuffle):  # Its parts would deal at random: another deal for each attempt.
+    if isinstance(
+      node.transform, beam.Reshuffle
+    ):  # Its parts would deal at random: another deal for each attempt.
       self._set(node, None, self._gathered(node, _deal))
 
   def visit_transform(self, node: pipeline_lib.AppliedPTransform) -> None:
@@ -138,20 +158,36 @@ class _Tasks(pipeline_lib.PipelineVisitor):
     elif isinstance(transform, core.GroupByKey):
       self._set(node, None, self._gathered(node, _group))
     elif isinstance(transform, core.Flatten):
-      self._set(node, None, [partition for collection in node.inputs for partition in self._partitions[collection]])
-    elif isinstance(transform, core.ParDo) and not common.DoFnSignature(transform.fn).is_splittable_dofn():
+      self._set(
+        node,
+        None,
+        [partition for collection in node.inputs for partition in self._partitions[collection]],
+      )
+    elif (
+      isinstance(transform, core.ParDo)
+      and not common.DoFnSignature(transform.fn).is_splittable_dofn()
+    ):
       self._add_par_do(node)
     else:
-      raise errors.InputError('step that this runner cannot run', where=node.full_label, found=transform,
-                              expected='Impulse, GroupByKey, Flatten, Reshuffle and ParDo',
-                              fix='choose another --runner')
+      raise errors.InputError(
+        'step that this runner cannot run',
+        where=node.full_label,
+        found=transform,
+        expected='Impulse, GroupByKey, Flatten, Reshuffle and ParDo',
+        fix='choose another --runner',
+      )
 
   def _add_par_do(self, node: pipeline_lib.AppliedPTransform) -> None:
     transform = node.transform
-    sides = [self._task(node, _concatenate)(self._partitions[side.pvalue]) for side in node.side_inputs]
+    sides = [
+      self._task(node, _concatenate)(self._partitions[side.pvalue]) for side in node.side_inputs
+    ]
     views = [(type(side), side._view_options()) for side in node.side_inputs]
     step = pickler.dumps((node.full_label, transform.fn, transform.args, transform.kwargs, views))
-    results = [self._task(node, _run)(step, partition, sides) for partition in self._partitions[node.inputs[0]]]
+    results = [
+      self._task(node, _run)(step, partition, sides)
+      for partition in self._partitions[node.inputs[0]]
+    ]
     for tag in node.outputs:
       self._set(node, tag, [self._task(node, dict.get)(result, tag, ()) for result in results])
     self.ends.extend(self._task(node, _ignore)(result) for result in results)
@@ -162,28 +198,43 @@ class _Tasks(pipeline_lib.PipelineVisitor):
     dealt = self._task(node, function)(elements, self._num_partitions)
     return [self._task(node, list.__getitem__)(dealt, i) for i in range(self._num_partitions)]
 
-  def _set(self, node: pipeline_lib.AppliedPTransform, tag: str | None, partitions: Partitions) -> None:
+  def _set(
+    self, node: pipeline_lib.AppliedPTransform, tag: str | None, partitions: Partitions
+  ) -> None:
     self._partitions[node.outputs[tag]] = partitions
 
   def _task(self, node: pipeline_lib.AppliedPTransform, function):
     name = f'{self.prefix}{node.full_label}-{uuid.uuid4().hex}'
-    return lambda *args: dask.delayed(function, pure=False, traverse=True)(*args, dask_key_name=name)
+    return lambda *args: dask.delayed(function, pure=False, traverse=True)(
+      *args, dask_key_name=name
+    )
 
 
 # What runs on the workers.
 
 
-def _run(step: bytes, elements: Sequence[Any], sides: Sequence[list[Any]]) -> dict[str | None, list[Any]]:
+def _run(
+  step: bytes, elements: Sequence[Any], sides: Sequence[list[Any]]
+) -> dict[str | None, list[Any]]:
   """Runs a DoFn over `elements`, as one bundle: tag -> outputs."""
   label, fn, args, kwargs, views = pickler.loads(step)
   receivers = _Receivers()
   invoker = common.DoFnInvoker.create_invoker(
-      common.DoFnSignature(fn),
-      common._OutputHandler(window.GlobalWindows(), receivers[None], receivers, None, None, False, False),
-      context=common.DoFnContext(label), input_args=args, input_kwargs=kwargs,
-      side_inputs=[sideinputs.SideInputMap(view, view_options, list(map(window.GlobalWindows.windowed_value, side)))
-                   for (view, view_options), side in zip(views, sides, strict=True)],
-      bundle_finalizer_param=core._BundleFinalizerParam())
+    common.DoFnSignature(fn),
+    common._OutputHandler(
+      window.GlobalWindows(), receivers[None], receivers, None, None, False, False
+    ),
+    context=common.DoFnContext(label),
+    input_args=args,
+    input_kwargs=kwargs,
+    side_inputs=[
+      sideinputs.SideInputMap(
+        view, view_options, list(map(window.GlobalWindows.windowed_value, side))
+      )
+      for (view, view_options), side in zip(views, sides, strict=True)
+    ],
+    bundle_finalizer_param=core._BundleFinalizerParam(),
+  )
   invoker.invoke_setup()
   try:
     invoker.invoke_start_bundle()
@@ -203,7 +254,6 @@ class _Receivers(dict):
 
 
 class _Receiver(common.Receiver):
-
   def __init__(self):
     self.values: list[Any] = []
 
@@ -220,7 +270,9 @@ def _deal(elements: list[Any], num_partitions: int) -> list[list[Any]]:
 
 
 def _group(pairs: list[tuple[Any, Any]], num_partitions: int) -> list[list[tuple[Any, list[Any]]]]:
-  """(key, value) -> (key, values), the groups dealt out by their keys; keys are equal if their encodings are."""
+  """(key, value) -> (key, values), the groups dealt out by their keys; keys are equal if their
+  encodings are.
+  """
   coder = coders.FastPrimitivesCoder().as_deterministic_coder('GroupByKey')
   groups: dict[bytes, tuple[Any, list[Any]]] = {}
   for key, value in pairs:

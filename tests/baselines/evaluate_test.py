@@ -1,4 +1,6 @@
-"""Tests of baselines.evaluate: the numbers it writes, worked out again from the rankings and the source files."""
+"""Tests of baselines.evaluate: the numbers it writes, worked out again from the rankings and the
+source files.
+"""
 
 import csv
 import itertools
@@ -39,17 +41,26 @@ def _arrays(kind, n, c, seed, **over):
 @pytest.fixture(scope='session')
 def sources(kind):
   zeros = np.zeros(4, np.int64)
-  return {'train/a': _arrays(kind, 3, 9, 0), 'valid/split-over-records': _arrays(kind, 3, 130, 1),
-          'valid/short-π': _arrays(kind, 2, 4, 2), 'valid/one': _arrays(kind, 1, 1, 3),
-          'valid/ties': _arrays(kind, 2, 5, 4, config_runtime=np.full(5, 7000)),
-          'valid/unmeasured': _arrays(kind, 2, 4, 5, config_runtime=zeros),
-          'test/hidden': _arrays(kind, 3, 4, 6, config_runtime=zeros)}
+  return {
+    'train/a': _arrays(kind, 3, 9, 0),
+    'valid/split-over-records': _arrays(kind, 3, 130, 1),
+    'valid/short-π': _arrays(kind, 2, 4, 2),
+    'valid/one': _arrays(kind, 1, 1, 3),
+    'valid/ties': _arrays(kind, 2, 5, 4, config_runtime=np.full(5, 7000)),
+    'valid/unmeasured': _arrays(kind, 2, 4, 5, config_runtime=zeros),
+    'test/hidden': _arrays(kind, 3, 4, 6, config_runtime=zeros),
+  }
 
 
 @pytest.fixture(scope='session')
 def data(kind, sources, tmp_path_factory):
-  return testing.convert_arrays(tmp_path_factory.mktemp(f'evaluate_{kind}'), kind, sources,
-                                records=records.RecordOptions(max_configs=50), num_shards=3)
+  return testing.convert_arrays(
+    tmp_path_factory.mktemp(f'evaluate_{kind}'),
+    kind,
+    sources,
+    records=records.RecordOptions(max_configs=50),
+    num_shards=3,
+  )
 
 
 @pytest.fixture(scope='session')
@@ -82,8 +93,10 @@ def _metrics(folder):
 
 
 def _rankings(folder):
-  return {row['module_id']: [int(i) for i in row['config_ids'].split(';')]
-          for row in _rows(folder / runs.RANKINGS_NAME)}
+  return {
+    row['module_id']: [int(i) for i in row['config_ids'].split(';')]
+    for row in _rows(folder / runs.RANKINGS_NAME)
+  }
 
 
 def _metrics_by_hand(kind, ranking, arrays):
@@ -93,8 +106,11 @@ def _metrics_by_hand(kind, ranking, arrays):
   if np.unique(runtime).size < 2:
     return {}
   pairs = [a < b for a, b in itertools.combinations(ranked, 2) if a != b]
-  return {'opa': np.mean(pairs), 'kendall_tau': scipy.stats.kendalltau(ranked, np.arange(ranked.size)).statistic,
-          **{f'top_{k}_error': ranked[:k].min() / runtime.min() - 1 for k in _KS[kind]}}
+  return {
+    'opa': np.mean(pairs),
+    'kendall_tau': scipy.stats.kendalltau(ranked, np.arange(ranked.size)).statistic,
+    **{f'top_{k}_error': ranked[:k].min() / runtime.min() - 1 for k in _KS[kind]},
+  }
 
 
 def test_rankings_hold_every_config_of_every_module_once(valid, sources):
@@ -108,8 +124,11 @@ def test_rankings_hold_every_config_of_every_module_once(valid, sources):
 def test_metrics_equal_those_worked_out_by_hand(kind, valid, sources):
   result = json.loads((valid / runs.METRICS_NAME).read_text())
   per_module = {row['module_id']: row for row in _rows(valid / runs.PER_MODULE_NAME)}
-  expected = {name: _metrics_by_hand(kind, ranking, sources[f'valid/{name}'])
-              for name, ranking in _rankings(valid).items() if name != 'unmeasured'}
+  expected = {
+    name: _metrics_by_hand(kind, ranking, sources[f'valid/{name}'])
+    for name, ranking in _rankings(valid).items()
+    if name != 'unmeasured'
+  }
   assert per_module.keys() == expected.keys()
   for name, row in per_module.items():
     for metric, value in expected[name].items():
@@ -117,7 +136,9 @@ def test_metrics_equal_those_worked_out_by_hand(kind, valid, sources):
   defined = [values for values in expected.values() if values]
   assert len(defined) == 2
   for metric in defined[0]:
-    assert result['model'][metric] == pytest.approx(np.mean([values[metric] for values in defined]), abs=1e-9)
+    assert result['model'][metric] == pytest.approx(
+      np.mean([values[metric] for values in defined]), abs=1e-9
+    )
     assert result['model']['undefined'][metric] == 2
   assert (result['model']['num_modules'], result['model']['num_configs']) == (4, 130 + 4 + 1 + 5)
   assert result['unmeasured_modules'] == 1
@@ -152,14 +173,22 @@ def test_second_evaluation_replaces_the_first(data, run, valid, tmp_path):
   evaluate.evaluate(run=run, data=data, split='train', out=str(tmp_path / 'out'))
   assert list(_rankings(tmp_path / 'out')) == ['a']
   assert json.loads((tmp_path / 'out' / runs.METRICS_NAME).read_text())['split'] == 'train'
-  names = (runs.METRICS_NAME, runs.PER_MODULE_NAME, runs.RANKINGS_NAME, 'report.html', 'report.json')
+  names = (
+    runs.METRICS_NAME,
+    runs.PER_MODULE_NAME,
+    runs.RANKINGS_NAME,
+    'report.html',
+    'report.json',
+  )
   assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == sorted(names)
 
 
 def test_other_kind_is_refused(kind, run, tmp_path):
   other = 'layout' if kind == 'tile' else 'tile'
   data = testing.convert_arrays(tmp_path, other, {'valid/a': _arrays(other, 2, 3, 0)})
-  with pytest.raises(errors.InputError, match=f'run of the other kind: found {kind}, expected {other}'):
+  with pytest.raises(
+    errors.InputError, match=f'run of the other kind: found {kind}, expected {other}'
+  ):
     evaluate.evaluate(run=run, data=data, split='valid', out=str(tmp_path / 'out'))
   assert not (tmp_path / 'out').exists()
 
@@ -223,7 +252,10 @@ def test_default_and_oracle_stand_beside(kind, valid, sources):
   result = _metrics(valid)
   if kind == 'tile':
     names = ('valid/split-over-records', 'valid/short-π')
-    relative = [sources[name]['config_runtime'] / sources[name]['config_runtime_normalizers'] for name in names]
+    relative = [
+      sources[name]['config_runtime'] / sources[name]['config_runtime_normalizers']
+      for name in names
+    ]
     expected = pytest.approx(np.mean([1 / values.min() - 1 for values in relative]))
   else:
     expected = None
@@ -231,14 +263,23 @@ def test_default_and_oracle_stand_beside(kind, valid, sources):
     assert result['default'][f'top_{k}_error'] == expected
     assert result['oracle'][f'top_{k}_error'] == 0
   assert result['default']['opa'] is None
-  assert (result['oracle']['opa'], result['oracle']['kendall_tau'], result['oracle']['opa_pooled']) == (1, 1, 1)
+  assert (
+    result['oracle']['opa'],
+    result['oracle']['kendall_tau'],
+    result['oracle']['opa_pooled'],
+  ) == (1, 1, 1)
   assert result['random']['opa'] == result['random']['opa_pooled'] == 0.5
   assert result['random']['kendall_tau'] == 0
 
 
 def test_normalizers_of_one_tell_no_default():
-  module = scoring.ScoredModule('m', np.arange(3), np.array([5, 7, 9]), np.array([5.0, 7.0, 9.0]),
-                                np.array([1, 2, 3], np.float32))
+  module = scoring.ScoredModule(
+    'm',
+    np.arange(3),
+    np.array([5, 7, 9]),
+    np.array([5.0, 7.0, 9.0]),
+    np.array([1, 2, 3], np.float32),
+  )
   assert np.isnan(evaluation.judge(module, 'tile').verdicts['all'].default)
 
 
@@ -247,8 +288,10 @@ def test_intervals_stand_beside(valid):
   table = module_table.parse((valid / runs.PER_MODULE_NAME).read_text(), path='p')
   for name, expected in intervals.of_table(table).items():
     assert result['intervals'][name]['mean'] == pytest.approx(result['model'][name])
-    assert (result['intervals'][name]['low'], result['intervals'][name]['undefined']) == (expected.low,
-                                                                                          expected.undefined)
+    assert (result['intervals'][name]['low'], result['intervals'][name]['undefined']) == (
+      expected.low,
+      expected.undefined,
+    )
 
 
 # What is kept of configs.
@@ -259,15 +302,18 @@ def test_kept_configs_hold_the_ends_and_the_fastest():
   c = 10_000
   runtime = rng.integers(1000, 2000, c)
   runtime[6789] = 500
-  module = scoring.ScoredModule('m', np.arange(c), runtime, runtime, rng.permutation(c).astype(np.float32))
+  module = scoring.ScoredModule(
+    'm', np.arange(c), runtime, runtime, rng.permutation(c).astype(np.float32)
+  )
   kept = evaluation.judge(module, 'layout')
   assert evaluation.MAX_POINTS <= kept.score.size <= evaluation.MAX_POINTS + 1
   assert (np.diff(kept.score) > 0).all()
   assert (kept.score[0], kept.score[-1]) == (module.score.min(), module.score.max())
   assert kept.score[np.argmin(kept.slowdown)] == module.score[6789]
   assert kept.slowdown.min() == 1
-  np.testing.assert_array_equal(np.rint(kept.slowdown * 500), [runtime[module.score == score][0]
-                                                               for score in kept.score])
+  np.testing.assert_array_equal(
+    np.rint(kept.slowdown * 500), [runtime[module.score == score][0] for score in kept.score]
+  )
 
 
 @pytest.fixture
@@ -308,13 +354,23 @@ def test_shards_are_brought_together(data, run, kind, many_tasks):
 @pytest.fixture
 def indices(tmp_path):
   path = tmp_path / 'indices.json'
-  path.write_text(json.dumps({'split-over-records': [129, 0, 77, 77, 3, 100, 0], 'unmeasured': [1]}))
+  path.write_text(
+    json.dumps({'split-over-records': [129, 0, 77, 77, 3, 100, 0], 'unmeasured': [1]})
+  )
   return str(path)
 
 
-def test_listed_configs_are_judged_beside_all(kind, data, run, valid, sources, indices, tmp_path, capsys):
-  command = ['tpu-graphs', 'evaluate', f'--run={run}', f'--data={data}', f'--out={tmp_path / "out"}',
-             f'--config_indices={indices}']
+def test_listed_configs_are_judged_beside_all(
+  kind, data, run, valid, sources, indices, tmp_path, capsys
+):
+  command = [
+    'tpu-graphs',
+    'evaluate',
+    f'--run={run}',
+    f'--data={data}',
+    f'--out={tmp_path / "out"}',
+    f'--config_indices={indices}',
+  ]
   assert cli.main(command) == 0
   assert '2 modules, 8 configs, 2 of them repeated' in capsys.readouterr().out
   result = _metrics(tmp_path / 'out')
@@ -326,11 +382,19 @@ def test_listed_configs_are_judged_beside_all(kind, data, run, valid, sources, i
   chosen = sorted([129, 0, 77, 77, 3, 100, 0], key=ranking.index)
   relative = arrays['config_runtime'] / arrays.get('config_runtime_normalizers', 1)
   place = [ranking.index(i) for i in chosen]
-  pairs = [(a, b) for a, b in itertools.combinations(range(7), 2) if relative[chosen[a]] != relative[chosen[b]]]
-  right = [(relative[chosen[a]] < relative[chosen[b]]) == (place[a] < place[b]) and place[a] != place[b]
-           for a, b in pairs]
+  pairs = [
+    (a, b)
+    for a, b in itertools.combinations(range(7), 2)
+    if relative[chosen[a]] != relative[chosen[b]]
+  ]
+  right = [
+    (relative[chosen[a]] < relative[chosen[b]]) == (place[a] < place[b]) and place[a] != place[b]
+    for a, b in pairs
+  ]
   assert listed['model']['opa'] == pytest.approx(np.mean(right))
-  assert listed['model']['kendall_tau'] == pytest.approx(scipy.stats.kendalltau(relative[chosen], place).statistic)
+  assert listed['model']['kendall_tau'] == pytest.approx(
+    scipy.stats.kendalltau(relative[chosen], place).statistic
+  )
   (row,) = _rows(tmp_path / 'out' / runs.LISTED_NAME)
   assert (row['module_id'], row['num_configs']) == ('split-over-records', '7')
   for name in ('model', 'random', 'default', 'oracle'):
@@ -338,14 +402,31 @@ def test_listed_configs_are_judged_beside_all(kind, data, run, valid, sources, i
 
 
 @tile_alone
-@pytest.mark.parametrize(('content', 'told'), [
+@pytest.mark.parametrize(
+  ('content', 'told'),
+  [
     ({'nobody': [0]}, 'unknown module: found nobody'),
-    ({'short-π': [4]}, 'short-π: no such config: found 4')])
-def test_wrong_list_is_one_line_and_leaves_the_old_result(content, told, data, run, valid, tmp_path, capsys):
+    ({'short-π': [4]}, 'short-π: no such config: found 4'),
+  ],
+)
+def test_wrong_list_is_one_line_and_leaves_the_old_result(
+  content, told, data, run, valid, tmp_path, capsys
+):
   shutil.copytree(valid, tmp_path / 'out')
   (tmp_path / 'wrong.json').write_text(json.dumps(content))
-  assert cli.main(['tpu-graphs', 'evaluate', f'--run={run}', f'--data={data}', f'--out={tmp_path / "out"}',
-                   f'--config_indices={tmp_path / "wrong.json"}']) == 1
+  assert (
+    cli.main(
+      [
+        'tpu-graphs',
+        'evaluate',
+        f'--run={run}',
+        f'--data={data}',
+        f'--out={tmp_path / "out"}',
+        f'--config_indices={tmp_path / "wrong.json"}',
+      ]
+    )
+    == 1
+  )
   captured = capsys.readouterr()
   assert captured.err.count('\n') == 1
   assert 'wrong.json: ' in captured.err
@@ -354,7 +435,9 @@ def test_wrong_list_is_one_line_and_leaves_the_old_result(content, told, data, r
 
 
 def _tree(folder):
-  return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob('*') if path.is_file()}
+  return {
+    str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob('*') if path.is_file()
+  }
 
 
 # Several runs and splits.
@@ -363,23 +446,52 @@ def _tree(folder):
 @tile_alone
 def test_several_runs_and_splits(data, run, other_run, valid, tmp_path, capsys):
   out = tmp_path / 'out'
-  assert cli.main(['tpu-graphs', 'evaluate', f'--run={run},{other_run}', f'--data={data}', '--split=valid,test',
-                   f'--out={out}']) == 0
+  assert (
+    cli.main(
+      [
+        'tpu-graphs',
+        'evaluate',
+        f'--run={run},{other_run}',
+        f'--data={data}',
+        '--split=valid,test',
+        f'--out={out}',
+      ]
+    )
+    == 0
+  )
   printed = capsys.readouterr().out
-  assert sorted(_tree(out)) == sorted(['report.html', 'report.json', *(
-      f'{label}/{split}/{name}' for label in ('run', 'other') for split in ('valid', 'test')
-      for name in (runs.METRICS_NAME, runs.PER_MODULE_NAME, runs.RANKINGS_NAME))])
-  assert (out / 'run/valid' / runs.RANKINGS_NAME).read_bytes() == (valid / runs.RANKINGS_NAME).read_bytes()
+  assert sorted(_tree(out)) == sorted(
+    [
+      'report.html',
+      'report.json',
+      *(
+        f'{label}/{split}/{name}'
+        for label in ('run', 'other')
+        for split in ('valid', 'test')
+        for name in (runs.METRICS_NAME, runs.PER_MODULE_NAME, runs.RANKINGS_NAME)
+      ),
+    ]
+  )
+  assert (out / 'run/valid' / runs.RANKINGS_NAME).read_bytes() == (
+    valid / runs.RANKINGS_NAME
+  ).read_bytes()
   content = json.loads((out / 'report.json').read_text())
   assert [one['label'] for one in content['runs']] == ['run', 'other']
-  assert [(one['split'], one['label'], one['base'], one['modules']) for one in content['comparisons']] == [
-      ('valid', 'other', 'run', 4)]
-  tables = [module_table.parse((out / label / 'valid' / runs.PER_MODULE_NAME).read_text(), path='p')
-            for label in ('other', 'run')]
+  assert [
+    (one['split'], one['label'], one['base'], one['modules']) for one in content['comparisons']
+  ] == [('valid', 'other', 'run', 4)]
+  tables = [
+    module_table.parse((out / label / 'valid' / runs.PER_MODULE_NAME).read_text(), path='p')
+    for label in ('other', 'run')
+  ]
   expected = intervals.compare(*tables).metrics['opa']
   row = content['comparisons'][0]['rows'][0]
-  assert (row['metric'], row['better'], row['worse'], row['equal']) == ('opa', expected.wins, expected.losses,
-                                                                        expected.ties)
+  assert (row['metric'], row['better'], row['worse'], row['equal']) == (
+    'opa',
+    expected.wins,
+    expected.losses,
+    expected.ties,
+  )
   assert row['mean'] == pytest.approx(expected.difference.mean)
   assert 'other against run, valid: 4 modules' in printed
   assert 'other against run, test' not in printed
@@ -389,25 +501,36 @@ def test_several_runs_and_splits(data, run, other_run, valid, tmp_path, capsys):
 @tile_alone
 def test_one_report_may_lie_elsewhere(data, run, tmp_path):
   copy = shutil.copytree(run, tmp_path / 'run')
-  evaluate.evaluate_all(runs=[str(copy)], data=data, splits=['train', 'test'], report=str(tmp_path / 'r' / 'x.html'))
+  evaluate.evaluate_all(
+    runs=[str(copy)], data=data, splits=['train', 'test'], report=str(tmp_path / 'r' / 'x.html')
+  )
   assert sorted(path.name for path in (tmp_path / 'r').iterdir()) == ['x.html', 'x.json']
   names = sorted([runs.METRICS_NAME, runs.PER_MODULE_NAME, runs.RANKINGS_NAME])
   for split in ('train', 'test'):
     assert sorted(path.name for path in (copy / split).iterdir()) == names
 
 
-@pytest.mark.parametrize(('paths', 'expected'), [
-    (['runs/a'], ['a']), (['runs/a/', 'b'], ['a', 'b']), (['a/run', 'b/run/'], ['a_run', 'b_run'])])
+@pytest.mark.parametrize(
+  ('paths', 'expected'),
+  [(['runs/a'], ['a']), (['runs/a/', 'b'], ['a', 'b']), (['a/run', 'b/run/'], ['a_run', 'b_run'])],
+)
 def test_runs_are_told_apart(paths, expected):
   assert [evaluate._labels(paths)[path] for path in paths] == expected
 
 
 @tile_alone
-@pytest.mark.parametrize(('flags', 'code', 'told'), [
-    (['--split=valid,nope'], 2, 'must be of train, valid, test'), (['--split='], 2, 'must be of train, valid, test'),
-    (['--split=valid,valid'], 1, '--split: given twice'), (['--run={run}/'], 1, '--run: given twice'),
+@pytest.mark.parametrize(
+  ('flags', 'code', 'told'),
+  [
+    (['--split=valid,nope'], 2, 'must be of train, valid, test'),
+    (['--split='], 2, 'must be of train, valid, test'),
+    (['--split=valid,valid'], 1, '--split: given twice'),
+    (['--run={run}/'], 1, '--run: given twice'),
     (['--run={run},'], 1, '--run: empty name'),
-    (['--report=report.json'], 1, 'expected FILE.html'), (['--out='], 1, '--out: result cannot lie in the data')])
+    (['--report=report.json'], 1, 'expected FILE.html'),
+    (['--out='], 1, '--out: result cannot lie in the data'),
+  ],
+)
 def test_wrong_flags_are_one_line(flags, code, told, data, run, capsys):
   flags = [flag.format(run=run) for flag in flags]
   assert cli.main(['tpu-graphs', 'evaluate', f'--run={run}', f'--data={data}', *flags]) == code
@@ -424,8 +547,14 @@ def test_pipeline_gives_the_same(data, run, other_run, indices, many_tasks, tmp_
   trees = []
   for beam_args in ([], ['--runner=FnApiRunner']):
     out = tmp_path / f'out{len(trees)}'
-    evaluate.evaluate_all(runs=[run, other_run], data=data, splits=['valid'], out=str(out), config_indices=indices,
-                          beam_args=beam_args)
+    evaluate.evaluate_all(
+      runs=[run, other_run],
+      data=data,
+      splits=['valid'],
+      out=str(out),
+      config_indices=indices,
+      beam_args=beam_args,
+    )
     tree = _tree(out)
     for name in ('report.html', 'report.json'):  # They tell the command that made them.
       tree[name] = tree[name].replace(str(out).encode(), b'OUT')
@@ -437,8 +566,21 @@ def test_pipeline_gives_the_same(data, run, other_run, indices, many_tasks, tmp_
 @tile_alone
 def test_failure_in_a_pipeline_is_one_line(data, run, tmp_path, capsys):
   (tmp_path / 'wrong.json').write_text('{"one": [1]}')
-  assert cli.main(['tpu-graphs', 'evaluate', f'--run={run}', f'--data={data}', f'--out={tmp_path / "out"}',
-                   f'--config_indices={tmp_path / "wrong.json"}', '--', '--runner=FnApiRunner']) == 1
+  assert (
+    cli.main(
+      [
+        'tpu-graphs',
+        'evaluate',
+        f'--run={run}',
+        f'--data={data}',
+        f'--out={tmp_path / "out"}',
+        f'--config_indices={tmp_path / "wrong.json"}',
+        '--',
+        '--runner=FnApiRunner',
+      ]
+    )
+    == 1
+  )
   captured = capsys.readouterr()
   assert captured.err.count('\n') == 1
   assert 'wrong.json: one: no such config: found 1' in captured.err

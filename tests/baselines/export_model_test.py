@@ -1,4 +1,6 @@
-"""Tests of baselines.export_model: what is written loads without any of our code, and answers as the model does."""
+"""Tests of baselines.export_model: what is written loads without any of our code, and answers as
+the model does.
+"""
 
 import json
 import pathlib
@@ -22,10 +24,12 @@ from tpu_graphs.dataset import records
 from tpu_graphs.modules import feature_choices
 from tpu_graphs.sources import npz
 
-_CHOICES = feature_choices.FeatureChoices(layout_padding=-1, extra=(feature_choices.load(
-    f'{user_features.HERE}:degree'),))
-# Runs in a process where none of these can be imported: the path of the model, of the requests, and of the answers.
-_CLIENT = '''
+_CHOICES = feature_choices.FeatureChoices(
+  layout_padding=-1, extra=(feature_choices.load(f'{user_features.HERE}:degree'),)
+)
+# Runs in a process where none of these can be imported: the path of the model, of the requests, and
+# of the answers.
+_CLIENT = """
 import sys
 
 class Forbidden:
@@ -44,21 +48,41 @@ examples = [bytes.fromhex(text) for text in request.pop('examples').tolist()]
 examples = signatures['serving_default'](examples=tf.constant(examples))
 tensors = signatures['tensors'](**{name: tf.constant(array) for name, array in request.items()})
 np.savez(answers, tensors=tensors['scores'], **examples)
-'''
+"""
 
 
 @pytest.fixture(scope='session')
 def folder(kind, tmp_path_factory):
-  """Holds raw/train/*.npz, data, run with metrics of its valid split, and out, the exported model."""
+  """Holds raw/train/*.npz, data, run with metrics of its valid split, and out, the exported
+  model.
+  """
   folder = tmp_path_factory.mktemp(f'export_{kind}')
-  data = testing.convert_arrays(folder, kind, {
-      'train/many': testing.arrays(kind, 5, 70, 1), 'train/one-π': testing.arrays(kind, 3, 1, 2),
-      'train/no-edge': testing.arrays(kind, 1, 3, 3, nc=1)}, choices=_CHOICES)
+  data = testing.convert_arrays(
+    folder,
+    kind,
+    {
+      'train/many': testing.arrays(kind, 5, 70, 1),
+      'train/one-π': testing.arrays(kind, 3, 1, 2),
+      'train/no-edge': testing.arrays(kind, 1, 3, 3, nc=1),
+    },
+    choices=_CHOICES,
+  )
   run = testing.write_run(str(folder / 'run'), data)
   (folder / 'run' / 'valid').mkdir()
-  (folder / 'run' / 'valid' / 'metrics.json').write_text(json.dumps(
-      {'model': {'num_modules': 7, 'opa': 0.8765, 'top_5_error': None, 'opa_pooled': 0.5,
-                 'undefined': {'opa': 3, 'top_5_error': 0}}}), encoding='utf-8')
+  (folder / 'run' / 'valid' / 'metrics.json').write_text(
+    json.dumps(
+      {
+        'model': {
+          'num_modules': 7,
+          'opa': 0.8765,
+          'top_5_error': None,
+          'opa_pooled': 0.5,
+          'undefined': {'opa': 3, 'top_5_error': 0},
+        }
+      }
+    ),
+    encoding='utf-8',
+  )
   export_model.export_model(run=run, out=str(folder / 'out'))
   return folder
 
@@ -66,28 +90,37 @@ def folder(kind, tmp_path_factory):
 @pytest.fixture(scope='session')
 def modules(folder, kind):
   """With the features that the run was trained with."""
-  return [_CHOICES.add_extra(npz.load(path, kind=kind, choices=_CHOICES))
-          for path in sorted((folder / 'raw' / 'train').iterdir())]
+  return [
+    _CHOICES.add_extra(npz.load(path, kind=kind, choices=_CHOICES))
+    for path in sorted((folder / 'raw' / 'train').iterdir())
+  ]
 
 
 def test_answers_equal_those_of_python_without_our_code(folder, kind, modules, tmp_path):
   loaded = runs.load(str(folder / 'run'))
   scorer = scoring.make_scorer(loaded.model, kind, num_extra=2)
   expected = [scoring.score_module(scorer, module).score for module in modules]
-  np.savez(tmp_path / 'requests.npz', examples=[records.encode_whole(module).hex() for module in modules],
-           **saved_model.arrays_of(modules[0]))
+  np.savez(
+    tmp_path / 'requests.npz',
+    examples=[records.encode_whole(module).hex() for module in modules],
+    **saved_model.arrays_of(modules[0]),
+  )
   (tmp_path / 'client.py').write_text(_CLIENT, encoding='utf-8')
   done = subprocess.run(
-      [sys.executable, '-P', 'client.py', folder / 'out', 'requests.npz', 'answers.npz'], cwd=tmp_path, check=False,
-      capture_output=True, text=True)
+    [sys.executable, '-P', 'client.py', folder / 'out', 'requests.npz', 'answers.npz'],
+    cwd=tmp_path,
+    check=False,
+    capture_output=True,
+    text=True,
+  )
   assert done.returncode == 0, done.stderr[-2000:]
   assert 'gradient' not in done.stderr  # No warnings about what nobody asks of it.
   with np.load(tmp_path / 'answers.npz') as answers:
     np.testing.assert_allclose(answers['tensors'], expected[0], rtol=1e-5, atol=1e-5)
     assert answers['num_configs'].tolist() == [70, 3, 1]
     for scores, ids, one in zip(answers['scores'], answers['config_id'], expected, strict=True):
-      np.testing.assert_allclose(scores[:one.size], one, rtol=1e-5, atol=1e-5)
-      assert (scores[one.size:] == np.inf).all()
+      np.testing.assert_allclose(scores[: one.size], one, rtol=1e-5, atol=1e-5)
+      assert (scores[one.size :] == np.inf).all()
       assert ids.tolist() == [*range(one.size), *[-1] * (70 - one.size)]
 
 
@@ -96,11 +129,22 @@ def test_signatures(folder, kind):
   assert sorted(found) == ['serving_default', 'tensors']
   configs = {'config_feat'} if kind == 'tile' else {'node_config_ids', 'node_config_feat'}
   inputs = {name: set(signature.structured_input_signature[1]) for name, signature in found.items()}
-  assert inputs == {'serving_default': {'examples'},
-                    'tensors': {'opcode', 'feat', 'extra_feat', 'edge_index', *configs}}
-  outputs = {name: (spec.shape.rank, spec.dtype) for name, spec in found['serving_default'].structured_outputs.items()}
-  assert outputs == {'scores': (2, tf.float32), 'config_id': (2, tf.int64), 'num_configs': (1, tf.int64)}
-  assert {name: spec.shape.rank for name, spec in found['tensors'].structured_outputs.items()} == {'scores': 1}
+  assert inputs == {
+    'serving_default': {'examples'},
+    'tensors': {'opcode', 'feat', 'extra_feat', 'edge_index', *configs},
+  }
+  outputs = {
+    name: (spec.shape.rank, spec.dtype)
+    for name, spec in found['serving_default'].structured_outputs.items()
+  }
+  assert outputs == {
+    'scores': (2, tf.float32),
+    'config_id': (2, tf.int64),
+    'num_configs': (1, tf.int64),
+  }
+  assert {name: spec.shape.rank for name, spec in found['tensors'].structured_outputs.items()} == {
+    'scores': 1
+  }
 
 
 def test_what_a_caller_must_know_lies_inside(folder, kind):
@@ -113,18 +157,32 @@ def test_what_a_caller_must_know_lies_inside(folder, kind):
   opcodes = (extra / 'opcodes.csv').read_text(encoding='utf-8')
   assert 'convolution' in opcodes
   card = (folder / 'out' / 'README.md').read_text(encoding='utf-8')
-  for told in (f'# {content["model"]["name"]} ', '| layout padding | -1', 'degree.operands, degree.consumers é',
-               '| valid | 7 | 0.8765 (undefined for 3) |  |', '`extra_feat` float32 [N, 2]', '## Licence'):
+  for told in (
+    f'# {content["model"]["name"]} ',
+    '| layout padding | -1',
+    'degree.operands, degree.consumers é',
+    '| valid | 7 | 0.8765 (undefined for 3) |  |',
+    '`extra_feat` float32 [N, 2]',
+    '## Licence',
+  ):
     assert told in card
   assert 'opa_pooled' not in card
 
 
 def test_card_of_a_run_on_reduced_graphs_and_its_path(folder):
   loaded = runs.load(str(folder / 'run'))
-  config = {**loaded.config, 'data': {'path': '/home/me/secret', 'collection': 'layout:x:y',
-                                      'options': {'keep_hops': 2, 'rest': 'summary'}},
-            'versions': {'tensorflow': '2.15.1'}}
-  files = export_model._extra_files(runs.Run(loaded.path, config, loaded.options, loaded.choices, loaded.model))
+  config = {
+    **loaded.config,
+    'data': {
+      'path': '/home/me/secret',
+      'collection': 'layout:x:y',
+      'options': {'keep_hops': 2, 'rest': 'summary'},
+    },
+    'versions': {'tensorflow': '2.15.1'},
+  }
+  files = export_model._extra_files(
+    runs.Run(loaded.path, config, loaded.options, loaded.choices, loaded.model)
+  )
   assert not any('secret' in text for text in files.values())
   for told in ('layout:x:y', '`keep_hops` 2, `rest` summary', 'tensorflow 2.15.1'):
     assert told in files['README.md']
@@ -167,7 +225,9 @@ def test_what_is_no_saved_model_stays(folder, tmp_path, capsys, flags):
 
 
 def test_no_run_and_damaged_metrics(folder, tmp_path, capsys):
-  assert cli.main(['tpu-graphs', 'export-model', f'--run={tmp_path}', f'--out={tmp_path / "out"}']) == 1
+  assert (
+    cli.main(['tpu-graphs', 'export-model', f'--run={tmp_path}', f'--out={tmp_path / "out"}']) == 1
+  )
   assert 'no run' in _refusal(capsys)
   shutil.copytree(folder / 'run', tmp_path / 'run')
   (tmp_path / 'run' / 'valid' / 'metrics.json').write_text('{', encoding='utf-8')

@@ -1,4 +1,6 @@
-"""A user's own features and -1 as padding, from the source file to scores: convert, train, evaluate, rank."""
+"""A user's own features and -1 as padding, from the source file to scores: convert, train,
+evaluate, rank.
+"""
 
 import csv
 import json
@@ -27,7 +29,12 @@ from tpu_graphs.modules import feature_choices
 from tpu_graphs.sources import npz
 
 _CHOICES = feature_choices.FeatureChoices(-1, (user_features.degree, user_features.rank))
-_SOURCES = {'train/a': (3, 9, 0), 'train/b': (6, 7, 1), 'train/one': (1, 4, 2), 'valid/π': (5, 12, 3)}
+_SOURCES = {
+  'train/a': (3, 9, 0),
+  'train/b': (6, 7, 1),
+  'train/one': (1, 4, 2),
+  'valid/π': (5, 12, 3),
+}
 
 
 @pytest.fixture(scope='session')
@@ -40,8 +47,12 @@ def kind():
 def folder(kind, tmp_path_factory):
   """Folder with the sources, and a dataset directory of them with extra features."""
   folder = tmp_path_factory.mktemp(f'extra_features_{kind}')
-  testing.convert_arrays(folder, kind, {
-      name: testing.arrays(kind, n, c, seed, nc=1) for name, (n, c, seed) in _SOURCES.items()}, choices=_CHOICES)
+  testing.convert_arrays(
+    folder,
+    kind,
+    {name: testing.arrays(kind, n, c, seed, nc=1) for name, (n, c, seed) in _SOURCES.items()},
+    choices=_CHOICES,
+  )
   return folder
 
 
@@ -49,17 +60,24 @@ def folder(kind, tmp_path_factory):
 def published(kind, tmp_path_factory):
   """The same in the published form."""
   folder = tmp_path_factory.mktemp(f'published_{kind}')
-  return testing.convert_arrays(folder, kind, {
-      name: testing.arrays(kind, n, c, seed, nc=1) for name, (n, c, seed) in _SOURCES.items()})
+  return testing.convert_arrays(
+    folder,
+    kind,
+    {name: testing.arrays(kind, n, c, seed, nc=1) for name, (n, c, seed) in _SOURCES.items()},
+  )
 
 
 @pytest.fixture(scope='session')
 def run(kind, folder):
   """The run directory of a model trained for two epochs with static shapes, as on a TPU."""
   out = str(folder / 'run')
-  train.train(data=str(folder / 'data'), out=out, progress=lambda _: None,
-              model=models.ModelOptions(models.DEFAULT_MODEL[kind], kind, parts.PartOptions(4, 1, 3)),
-              options=train.TrainOptions(epochs=2, batch_size=2, configs_per_module=4, shapes=1))
+  train.train(
+    data=str(folder / 'data'),
+    out=out,
+    progress=lambda _: None,
+    model=models.ModelOptions(models.DEFAULT_MODEL[kind], kind, parts.PartOptions(4, 1, 3)),
+    options=train.TrainOptions(epochs=2, batch_size=2, configs_per_module=4, shapes=1),
+  )
   return out
 
 
@@ -71,7 +89,9 @@ def _expected(folder, module_id):
   return [[np.sum(edges[:, 0] == i), np.sum(edges[:, 1] == i), -1] for i in range(n)]
 
 
-@pytest.mark.parametrize('options', [{}, {'configs_per_module': 5}, {'configs_per_module': 5, 'chunked': True}])
+@pytest.mark.parametrize(
+  'options', [{}, {'configs_per_module': 5}, {'configs_per_module': 5, 'chunked': True}]
+)
 def test_every_op_has_its_features(folder, options):
   graphs = list(loading.load(str(folder / 'data'), 'train', **options))
   assert {graph.context['module_id'][0].numpy().decode() for graph in graphs} == {'a', 'b', 'one'}
@@ -87,15 +107,17 @@ def test_padded_batch_keeps_them(folder):
   order = [name.decode() for name in batch.context['module_id'].numpy() if name]
   assert len(order) == 3
   expected = [row for name in order for row in _expected(folder, name)]
-  np.testing.assert_array_equal(found[:len(expected)], expected)
+  np.testing.assert_array_equal(found[: len(expected)], expected)
   assert found.shape[1] == 3
   assert len(found) > len(expected)
-  assert not found[len(expected):].any()
+  assert not found[len(expected) :].any()
 
 
 @pytest.mark.parametrize('name', models.MODELS)
 def test_model_looks_at_them(folder, kind, name):
-  stats = statistics.parse(directory_lib.open_directory(str(folder / 'data')).statistics, num_extra=3)
+  stats = statistics.parse(
+    directory_lib.open_directory(str(folder / 'data')).statistics, num_extra=3
+  )
   assert stats['extra_feat'].constant.tolist() == [False, False, True]
   tf.keras.utils.set_random_seed(0)
   model = models.build(models.ModelOptions(name, kind, parts.PartOptions(8, 1, 3)), stats)
@@ -132,7 +154,9 @@ def renamed(run, folder, tmp_path):
     path = tmp_path / name.removesuffix('.json')
     shutil.copytree(source, path)
     text = (path / name).read_text(encoding='utf-8')
-    (path / name).write_text(text.replace('tests.user_features', 'no_such_package'), encoding='utf-8')
+    (path / name).write_text(
+      text.replace('tests.user_features', 'no_such_package'), encoding='utf-8'
+    )
   return tmp_path
 
 
@@ -145,17 +169,30 @@ def test_evaluation_imports_no_features_and_ranking_does(renamed, folder, tmp_pa
 
 def test_features_of_the_same_name_from_elsewhere_are_others(renamed, run, tmp_path):
   with pytest.raises(errors.InputError, match='feature choices differ'):
-    evaluate.evaluate(run=run, data=str(renamed / 'manifest'), split='valid', out=str(tmp_path / 'out'))
+    evaluate.evaluate(
+      run=run, data=str(renamed / 'manifest'), split='valid', out=str(tmp_path / 'out')
+    )
 
 
 def test_data_with_other_choices_is_refused(folder, published, run, tmp_path, capsys):
   out = tmp_path / 'out'
-  for one, data in ((run, published), (testing.write_run(str(tmp_path / 'run'), published), str(folder / 'data'))):
-    assert cli.main(['tpu-graphs', 'evaluate', f'--run={one}', f'--data={data}', f'--out={out}']) == 1
+  for one, data in (
+    (run, published),
+    (testing.write_run(str(tmp_path / 'run'), published), str(folder / 'data')),
+  ):
+    assert (
+      cli.main(['tpu-graphs', 'evaluate', f'--run={one}', f'--data={data}', f'--out={out}']) == 1
+    )
     message = capsys.readouterr().err
     assert message.startswith(f'error: {data}: feature choices differ: found layout_padding ')
-    for words in ('layout_padding 0, extra features none', 'layout_padding -1', 'degree (operands, consumers é)',
-                  'tests.user_features:rank', one, '--extra_features'):
+    for words in (
+      'layout_padding 0, extra features none',
+      'layout_padding -1',
+      'degree (operands, consumers é)',
+      'tests.user_features:rank',
+      one,
+      '--extra_features',
+    ):
       assert words in message
     assert message.count('\n') == 1
   assert not out.exists()

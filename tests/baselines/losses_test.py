@@ -17,17 +17,34 @@ from tpu_graphs.metrics import metrics
 
 
 def _naive_list_mle(runtimes, scores):
-  return np.mean([scipy.special.logsumexp(-scores[runtimes >= r]) + s for r, s in zip(runtimes, scores, strict=True)])
+  return np.mean(
+    [
+      scipy.special.logsumexp(-scores[runtimes >= r]) + s
+      for r, s in zip(runtimes, scores, strict=True)
+    ]
+  )
 
 
 def _naive_pairwise_hinge(runtimes, scores):
-  return np.mean([max(0, 1 - (scores[j] - scores[i]))
-                  for i in range(len(scores)) for j in range(len(scores)) if runtimes[i] < runtimes[j]])
+  return np.mean(
+    [
+      max(0, 1 - (scores[j] - scores[i]))
+      for i in range(len(scores))
+      for j in range(len(scores))
+      if runtimes[i] < runtimes[j]
+    ]
+  )
 
 
 def _naive_pairwise_logistic(runtimes, scores):
-  return np.mean([np.logaddexp(0, scores[i] - scores[j])
-                  for i in range(len(scores)) for j in range(len(scores)) if runtimes[i] < runtimes[j]])
+  return np.mean(
+    [
+      np.logaddexp(0, scores[i] - scores[j])
+      for i in range(len(scores))
+      for j in range(len(scores))
+      if runtimes[i] < runtimes[j]
+    ]
+  )
 
 
 def _naive_rank(runtimes):
@@ -41,19 +58,28 @@ def _naive_softmax(runtimes, scores):
 
 def _naive_approx_ndcg(runtimes, scores):
   gains = 1 / (1 + _naive_rank(runtimes))
-  smooth_rank = [0.5 + sum(scipy.special.expit((s - other) / 0.1) for other in scores) for s in scores]
+  smooth_rank = [
+    0.5 + sum(scipy.special.expit((s - other) / 0.1) for other in scores) for s in scores
+  ]
   ideal = np.sum(-np.sort(-gains) / np.log1p(np.arange(1, len(gains) + 1)))
   return 1 - np.sum(gains / np.log1p(smooth_rank)) / ideal
 
 
 def _naive_mse(runtimes, scores):
-  logs = np.array([math.log1p((int(r) - int(runtimes.min())) / int(runtimes.min())) for r in runtimes])
+  logs = np.array(
+    [math.log1p((int(r) - int(runtimes.min())) / int(runtimes.min())) for r in runtimes]
+  )
   return np.mean(((logs - logs.mean()) / logs.std() - scores) ** 2)
 
 
-_ORACLES = {'list_mle': _naive_list_mle, 'pairwise_hinge': _naive_pairwise_hinge,
-            'pairwise_logistic': _naive_pairwise_logistic, 'softmax': _naive_softmax,
-            'approx_ndcg': _naive_approx_ndcg, 'mse': _naive_mse}
+_ORACLES = {
+  'list_mle': _naive_list_mle,
+  'pairwise_hinge': _naive_pairwise_hinge,
+  'pairwise_logistic': _naive_pairwise_logistic,
+  'softmax': _naive_softmax,
+  'approx_ndcg': _naive_approx_ndcg,
+  'mse': _naive_mse,
+}
 # Losses that look only at the order of runtimes.
 _BY_ORDER = [name for name in _ORACLES if name != 'mse']
 
@@ -71,16 +97,19 @@ def _value_and_gradient(loss, runtimes, scores):
 def _compute(name, runtimes, scores, dtype=tf.float32):
   """Value [B] and gradient [B, K] of lists of rows."""
   value, gradient = _value_and_gradient(
-      losses.LOSSES[name], tf.constant(runtimes, tf.int64), tf.constant(scores, dtype))
+    losses.LOSSES[name], tf.constant(runtimes, tf.int64), tf.constant(scores, dtype)
+  )
   assert value.dtype == tf.float32
   assert gradient.dtype == dtype
   return value.numpy(), tf.cast(gradient, tf.float64).numpy()
 
 
-def _random_module(seed, size, spread=1.):
+def _random_module(seed, size, spread=1.0):
   """Runtimes [size] with ties and near 1e9, scores [size] float32."""
   rng = np.random.default_rng(seed)
-  return rng.integers(910_876_400, 910_876_400 + size, size), rng.normal(scale=spread, size=size).astype(np.float32)
+  return rng.integers(910_876_400, 910_876_400 + size, size), rng.normal(
+    scale=spread, size=size
+  ).astype(np.float32)
 
 
 def _pad(array, size, value):
@@ -101,7 +130,9 @@ def test_equals_the_oracle_where_some_are_unmeasured(name, size):
   for i in range(size):
     step = np.zeros(size)
     step[i] = 1e-6
-    expected_gradient.append((_ORACLES[name](runtimes, scores + step) - _ORACLES[name](runtimes, scores - step)) / 2e-6)
+    expected_gradient.append(
+      (_ORACLES[name](runtimes, scores + step) - _ORACLES[name](runtimes, scores - step)) / 2e-6
+    )
   # The measured ones stand between others.
   places = np.sort(np.random.default_rng(0).choice(3 * size, size, replace=False))
   all_runtimes, all_scores = np.full(3 * size, -1), np.full(3 * size, 7, np.float32)
@@ -118,9 +149,13 @@ def _modules(draw):
   """Runtimes [K] with ties and unmeasured ones, two of them different; scores [K] with ties."""
   size = draw(st.integers(2, 12))
   start = draw(st.sampled_from([1, 910_876_401, 2**60]))
-  runtimes = draw(st.lists(st.sampled_from([-1, *range(start, start + 4)]), min_size=size, max_size=size))
+  runtimes = draw(
+    st.lists(st.sampled_from([-1, *range(start, start + 4)]), min_size=size, max_size=size)
+  )
   hypothesis.assume(len(set(runtimes) - {-1}) > 1)
-  return np.array(runtimes), np.array(draw(st.lists(st.integers(-64, 64), min_size=size, max_size=size))) / 16
+  return np.array(runtimes), np.array(
+    draw(st.lists(st.integers(-64, 64), min_size=size, max_size=size))
+  ) / 16
 
 
 @each_loss
@@ -130,14 +165,19 @@ def test_equals_the_oracle_at_any_ties_and_unmeasured_configs(name, module):
   runtimes, scores = module
   measured = runtimes > 0
   value, gradient = _compute(name, [runtimes], [scores])
-  np.testing.assert_allclose(value, [_ORACLES[name](runtimes[measured], scores[measured])], rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(
+    value, [_ORACLES[name](runtimes[measured], scores[measured])], rtol=1e-4, atol=1e-5
+  )
   assert np.count_nonzero(gradient[0][~measured]) == 0
   if name in _BY_ORDER:
-    np.testing.assert_allclose(gradient.sum(), 0, atol=1e-5)  # A common offset of scores changes nothing.
+    np.testing.assert_allclose(
+      gradient.sum(), 0, atol=1e-5
+    )  # A common offset of scores changes nothing.
 
 
 def test_hand_worked():
-  # Scores of the faster and the slower config are 0 and log(3): of two, the faster is drawn first with 3/4.
+  # Scores of the faster and the slower config are 0 and log(3): of two, the faster is drawn first
+  # with 3/4.
   value, gradient = _compute('list_mle', [[10, 20]], [[0, math.log(3)]])
   np.testing.assert_allclose(value, [-math.log(3 / 4) / 2], rtol=1e-6)
   np.testing.assert_allclose(gradient, [[1 / 8, -1 / 8]], rtol=1e-6)
@@ -161,28 +201,38 @@ def test_hand_worked():
 
 def test_list_mle_equals_that_of_tf_ranking_where_that_one_is_right():
   rng = np.random.default_rng(0)
-  runtimes, scores = np.stack([rng.permutation(20) for _ in range(4)]) + 1, rng.normal(size=(4, 20)).astype(np.float32)
+  runtimes, scores = (
+    np.stack([rng.permutation(20) for _ in range(4)]) + 1,
+    rng.normal(size=(4, 20)).astype(np.float32),
+  )
   loss = compat.ranking_losses().ListMLELoss(reduction=tf.keras.losses.Reduction.NONE)
-  expected = tf.reshape(loss(20. - runtimes, -scores), [4]) / 20
+  expected = tf.reshape(loss(20.0 - runtimes, -scores), [4]) / 20
   np.testing.assert_allclose(losses.list_mle(runtimes, scores), expected, rtol=1e-5)
 
 
 @each_loss
 @pytest.mark.parametrize('padding', [1, 2, 61])
 def test_padding_changes_neither_value_nor_gradient(name, padding):
-  for runtimes, scores in (np.array([3, 1, 2]), np.array([0.1, 0.3, 0.2], np.float32)), _random_module(1, 50, 30.):
+  for runtimes, scores in (
+    (np.array([3, 1, 2]), np.array([0.1, 0.3, 0.2], np.float32)),
+    _random_module(1, 50, 30.0),
+  ):
     value, gradient = _compute(name, [runtimes], [scores])
     for filler in (0, -1e6, 1e6, math.nan, math.inf):
-      padded_value, padded_gradient = _compute(name, [_pad(runtimes, padding, -1)], [_pad(scores, padding, filler)])
+      padded_value, padded_gradient = _compute(
+        name, [_pad(runtimes, padding, -1)], [_pad(scores, padding, filler)]
+      )
       np.testing.assert_allclose(padded_value, value, rtol=1e-6, atol=1e-7)
-      np.testing.assert_allclose(padded_gradient[:, :len(scores)], gradient, rtol=1e-5, atol=1e-7)
-      assert np.count_nonzero(padded_gradient[:, len(scores):]) == 0
+      np.testing.assert_allclose(padded_gradient[:, : len(scores)], gradient, rtol=1e-5, atol=1e-7)
+      assert np.count_nonzero(padded_gradient[:, len(scores) :]) == 0
 
 
 @each_loss
 def test_modules_of_a_batch_do_not_mix(name):
   (runtimes, scores), (more_runtimes, more_scores) = _random_module(0, 3), _random_module(1, 300)
-  value, gradient = _compute(name, [_pad(runtimes, 297, -1), more_runtimes], [_pad(scores, 297, 1), more_scores])
+  value, gradient = _compute(
+    name, [_pad(runtimes, 297, -1), more_runtimes], [_pad(scores, 297, 1), more_scores]
+  )
   alone, gradient_alone = _compute(name, [runtimes], [scores])
   more_alone, more_gradient_alone = _compute(name, [more_runtimes], [more_scores])
   np.testing.assert_allclose(value, [*alone, *more_alone], rtol=1e-6, atol=1e-6)
@@ -192,7 +242,10 @@ def test_modules_of_a_batch_do_not_mix(name):
 
 @each_loss
 def test_order_of_configs_has_no_effect_even_with_ties(name):
-  runtimes, scores = np.array([20, 10, 20, 30, 10, 20]), np.array([1., 0., 2., 3., 1., -1.], np.float32)
+  runtimes, scores = (
+    np.array([20, 10, 20, 30, 10, 20]),
+    np.array([1.0, 0.0, 2.0, 3.0, 1.0, -1.0], np.float32),
+  )
   value, gradient = _compute(name, [runtimes], [scores])
   for seed in range(5):
     order = np.random.default_rng(seed).permutation(6)
@@ -230,12 +283,14 @@ def test_gradient_lowers_the_score_of_the_faster(name):
 @each_loss
 def test_descent_reaches_the_perfect_order(name):
   runtimes = np.array([60, 20, 50, 10, 40, 30]) + 10**9
-  scores = tf.Variable([[0., 0.1, -0.1, 0.2, -0.2, 0.05]])
+  scores = tf.Variable([[0.0, 0.1, -0.1, 0.2, -0.2, 0.05]])
   assert metrics.opa(runtimes, scores[0].numpy()) < 0.5
   optimizer = tf.keras.optimizers.SGD(0.5)
   step = tf.function(functools.partial(_value_and_gradient, losses.LOSSES[name]), jit_compile=True)
   for _ in range(200):
-    optimizer.apply_gradients([(step(tf.constant(runtimes[np.newaxis]), scores.value())[1], scores)])
+    optimizer.apply_gradients(
+      [(step(tf.constant(runtimes[np.newaxis]), scores.value())[1], scores)]
+    )
   assert metrics.opa(runtimes, scores[0].numpy()) == 1
 
 
@@ -246,8 +301,11 @@ def test_compiled_equals_eager(name, shape):
   runtimes, scores = np.stack([r for r, _ in modules]), np.stack([s for _, s in modules])
   runtimes[1, 1:] = -1
   runtimes[2, 5:9] = -1
-  compiled = tf.function(functools.partial(_value_and_gradient, losses.LOSSES[name]), jit_compile=True,
-                         input_signature=[tf.TensorSpec(shape, tf.int64), tf.TensorSpec(shape, tf.float32)])
+  compiled = tf.function(
+    functools.partial(_value_and_gradient, losses.LOSSES[name]),
+    jit_compile=True,
+    input_signature=[tf.TensorSpec(shape, tf.int64), tf.TensorSpec(shape, tf.float32)],
+  )
   value, gradient = compiled(tf.constant(runtimes), tf.constant(scores))
   expected, expected_gradient = _compute(name, runtimes, scores)
   assert value.shape == 3
@@ -274,7 +332,9 @@ def test_computes_in_float32_under_mixed_bfloat16(name):
   before = tf.keras.mixed_precision.global_policy()
   tf.keras.mixed_precision.set_global_policy('mixed_bfloat16')
   try:
-    step = tf.function(functools.partial(_value_and_gradient, losses.LOSSES[name]), jit_compile=True)
+    step = tf.function(
+      functools.partial(_value_and_gradient, losses.LOSSES[name]), jit_compile=True
+    )
     value, gradient = step(tf.constant(runtimes[np.newaxis]), rounded)
   finally:
     tf.keras.mixed_precision.set_global_policy(before)
@@ -284,16 +344,24 @@ def test_computes_in_float32_under_mixed_bfloat16(name):
 
 
 @each_loss
-@pytest.mark.parametrize('runtimes', [
-    pytest.param([5, -1, -1], id='one config'), pytest.param([5, 5, 5], id='equal runtimes'),
-    pytest.param([5, -1, 5], id='equal runtimes and padding'), pytest.param([-1, -1, -1], id='nothing measured')])
+@pytest.mark.parametrize(
+  'runtimes',
+  [
+    pytest.param([5, -1, -1], id='one config'),
+    pytest.param([5, 5, 5], id='equal runtimes'),
+    pytest.param([5, -1, 5], id='equal runtimes and padding'),
+    pytest.param([-1, -1, -1], id='nothing measured'),
+  ],
+)
 def test_nothing_to_learn_is_0_and_left_out_of_the_mean(name, runtimes):
   batch, scores = [runtimes, [10, 20, 30]], [[1, 2, 1000], [3, 2, 1]]
   value, gradient = _compute(name, batch, scores)
   alone, gradient_alone = _compute(name, batch[1:], scores[1:])
   assert value[0] == 0
   assert np.count_nonzero(gradient[0]) == 0
-  np.testing.assert_allclose(value[1:], alone, rtol=1e-6)  # Where an entry stands in memory may change its last bit.
+  np.testing.assert_allclose(
+    value[1:], alone, rtol=1e-6
+  )  # Where an entry stands in memory may change its last bit.
   np.testing.assert_allclose(gradient[1:], gradient_alone, rtol=1e-6, atol=1e-7)
   total, count = losses.sum_over_modules(tf.constant(value), tf.constant(batch, tf.int64))
   assert (total.numpy(), count.numpy()) == (value[1], 1)
@@ -307,8 +375,17 @@ def test_lists_of_length_one(name):
 
 
 @each_loss
-@pytest.mark.parametrize('scores', [[5000, 1000, 9000], [9000, 5000, 1000], [-9000, 0, 9000], [1e6, 1e6, 1e6 + 1],
-                                    [-9001, -9000, 1e4], [1e-30, 0, -1e-30]])
+@pytest.mark.parametrize(
+  'scores',
+  [
+    [5000, 1000, 9000],
+    [9000, 5000, 1000],
+    [-9000, 0, 9000],
+    [1e6, 1e6, 1e6 + 1],
+    [-9001, -9000, 1e4],
+    [1e-30, 0, -1e-30],
+  ],
+)
 def test_finite_and_right_at_any_spread(name, scores):
   runtimes = [1000, 2000, 3000]
   value, gradient = _compute(name, [runtimes], [scores])
@@ -323,9 +400,12 @@ def test_finite_and_right_at_any_spread(name, scores):
 
 @each_loss_by_order
 def test_common_offset_of_scores_has_no_effect(name):
-  runtimes, scores = np.array([20, 10, 30, 10, 40, -1]), np.array([500, 123, 251, -70, 377, 0], np.float32) / 512
+  runtimes, scores = (
+    np.array([20, 10, 30, 10, 40, -1]),
+    np.array([500, 123, 251, -70, 377, 0], np.float32) / 512,
+  )
   value, gradient = _compute(name, [runtimes], [scores])
-  for offset in (-2**14, 2**14):  # The sums are exact in float32.
+  for offset in (-(2**14), 2**14):  # The sums are exact in float32.
     shifted_value, shifted_gradient = _compute(name, [runtimes], [scores + offset])
     np.testing.assert_allclose(shifted_value, value, rtol=1e-6)
     np.testing.assert_allclose(shifted_gradient, gradient, rtol=1e-5, atol=1e-6)
@@ -348,7 +428,9 @@ def test_runtimes_that_tie_in_floats_keep_their_order(name, start):
 
 
 def test_mse_of_runtimes_that_hardly_differ():
-  value = tf.function(losses.mse, jit_compile=True)(np.array([[2**60, 2**60 + 1]]), np.array([[-1., 3.]]))
+  value = tf.function(losses.mse, jit_compile=True)(
+    np.array([[2**60, 2**60 + 1]]), np.array([[-1.0, 3.0]])
+  )
   np.testing.assert_allclose(value, [(0 + 4) / 2], rtol=1e-5)
   runtimes = np.array([0, 0, 0, 0, 0, 1, 1, 3, 3]) + 2**60  # Relative differences of 1e-18.
   value, _ = _compute('mse', [runtimes], [np.zeros(9)])
@@ -358,17 +440,30 @@ def test_mse_of_runtimes_that_hardly_differ():
 @pytest.mark.parametrize('start', [1, 910_876_401, 10**15])
 def test_mse_of_near_and_far_runtimes(start):
   scores = np.array([3, 1, 2, 6], np.float32)
-  for runtimes in (np.arange(start, start + 4), np.array([start, 2 * start, 10 * start, 5000 * start])):
+  for runtimes in (
+    np.arange(start, start + 4),
+    np.array([start, 2 * start, 10 * start, 5000 * start]),
+  ):
     value, _ = _compute('mse', [runtimes], [scores])
     np.testing.assert_allclose(value, [_naive_mse(runtimes, scores.astype(np.float64))], rtol=1e-5)
 
 
 @each_loss
-@pytest.mark.parametrize(('runtimes', 'message'), [
-    pytest.param([[10, 20, 30], [-10, -20, -30]], r'runtimes\[1, 0\]: .*found -10, .*not negated', id='negated'),
-    pytest.param([[10, 20, 30], [5, -1, 0]], r'runtimes\[1, 2\]: .*found 0, expected >= 1, or -1', id='no label')])
+@pytest.mark.parametrize(
+  ('runtimes', 'message'),
+  [
+    pytest.param(
+      [[10, 20, 30], [-10, -20, -30]], r'runtimes\[1, 0\]: .*found -10, .*not negated', id='negated'
+    ),
+    pytest.param(
+      [[10, 20, 30], [5, -1, 0]],
+      r'runtimes\[1, 2\]: .*found 0, expected >= 1, or -1',
+      id='no label',
+    ),
+  ],
+)
 def test_refuses_runtimes_that_are_none(name, runtimes, message):
-  runtimes, scores = tf.constant(runtimes, tf.int64), tf.constant([[1., 2, 3], [1, 2, 3]])
+  runtimes, scores = tf.constant(runtimes, tf.int64), tf.constant([[1.0, 2, 3], [1, 2, 3]])
   with pytest.raises(errors.InputError, match=message):
     losses.LOSSES[name](runtimes, scores)
   value = tf.function(losses.LOSSES[name], jit_compile=True)(runtimes, scores)
@@ -378,14 +473,44 @@ def test_refuses_runtimes_that_are_none(name, runtimes, message):
 
 
 @each_loss
-@pytest.mark.parametrize(('runtimes', 'scores', 'message'), [
-    pytest.param(np.ones((2, 3), np.float32), np.ones((2, 3)), 'runtimes: wrong dtype: found float32, expected int64',
-                 id='float runtimes'),
-    pytest.param(np.ones((2, 3), np.int32), np.ones((2, 3)), 'runtimes: wrong dtype: found int32', id='int32 runtimes'),
-    pytest.param(np.ones((2, 3), np.int64), np.ones((2, 3), np.int32), 'scores: wrong dtype: found int32', id='scores'),
-    pytest.param(np.ones((2, 3), np.int64), np.ones((2, 3, 1)), r'scores: wrong shape: found \(2, 3, 1\)', id='rank 3'),
-    pytest.param(np.ones((2, 3), np.int64), np.ones((3, 3)), r'shape: found \(3, 3\), expected \(2, 3\)', id='sizes'),
-    pytest.param(np.ones(3, np.int64), np.ones(3), r'runtimes: wrong shape: found \(3,\)', id='one module')])
+@pytest.mark.parametrize(
+  ('runtimes', 'scores', 'message'),
+  [
+    pytest.param(
+      np.ones((2, 3), np.float32),
+      np.ones((2, 3)),
+      'runtimes: wrong dtype: found float32, expected int64',
+      id='float runtimes',
+    ),
+    pytest.param(
+      np.ones((2, 3), np.int32),
+      np.ones((2, 3)),
+      'runtimes: wrong dtype: found int32',
+      id='int32 runtimes',
+    ),
+    pytest.param(
+      np.ones((2, 3), np.int64),
+      np.ones((2, 3), np.int32),
+      'scores: wrong dtype: found int32',
+      id='scores',
+    ),
+    pytest.param(
+      np.ones((2, 3), np.int64),
+      np.ones((2, 3, 1)),
+      r'scores: wrong shape: found \(2, 3, 1\)',
+      id='rank 3',
+    ),
+    pytest.param(
+      np.ones((2, 3), np.int64),
+      np.ones((3, 3)),
+      r'shape: found \(3, 3\), expected \(2, 3\)',
+      id='sizes',
+    ),
+    pytest.param(
+      np.ones(3, np.int64), np.ones(3), r'runtimes: wrong shape: found \(3,\)', id='one module'
+    ),
+  ],
+)
 def test_refuses_dtypes_and_shapes_also_in_a_graph(name, runtimes, scores, message):
   with pytest.raises(errors.InputError, match=message):
     losses.LOSSES[name](runtimes, scores)
@@ -399,7 +524,9 @@ def test_is_comparable():
 
 
 def test_sums_of_replicas_give_the_mean_over_modules():
-  runtimes = tf.constant([[1, 2, 3], [1, 1, -1], [2, 1, -1], [-1, -1, -1], [3, 2, 1], [5, 5, 5]], tf.int64)
+  runtimes = tf.constant(
+    [[1, 2, 3], [1, 1, -1], [2, 1, -1], [-1, -1, -1], [3, 2, 1], [5, 5, 5]], tf.int64
+  )
   scores = tf.random.stateless_normal([6, 3], seed=[0, 0])
   loss = losses.list_mle(runtimes, scores)
   replicas = zip(tf.split(runtimes, 3), tf.split(scores, 3), strict=True)
@@ -411,27 +538,49 @@ def test_sums_of_replicas_give_the_mean_over_modules():
 
 def test_make_loss_by_name_and_as_a_sum():
   runtimes, scores = (array[np.newaxis] for array in _random_module(0, 10))
-  np.testing.assert_array_equal(losses.make_loss('softmax')(runtimes, scores), losses.softmax(runtimes, scores))
+  np.testing.assert_array_equal(
+    losses.make_loss('softmax')(runtimes, scores), losses.softmax(runtimes, scores)
+  )
   loss = losses.make_loss({'list_mle': 2, 'mse': 0.1})
   expected = 2 * losses.list_mle(runtimes, scores) + 0.1 * losses.mse(runtimes, scores)
   np.testing.assert_allclose(loss(runtimes, scores), expected, rtol=1e-6)
-  np.testing.assert_allclose(tf.function(loss, jit_compile=True)(runtimes, scores), expected, rtol=1e-5)
+  np.testing.assert_allclose(
+    tf.function(loss, jit_compile=True)(runtimes, scores), expected, rtol=1e-5
+  )
 
 
-@pytest.mark.parametrize(('text', 'weights'), [
-    ('list_mle', {'list_mle': 1}), ('list_mle:1,mse:0.1', {'list_mle': 1, 'mse': 0.1}),
-    (' softmax : 2e-1 , pairwise_hinge ', {'softmax': 0.2, 'pairwise_hinge': 1})])
+@pytest.mark.parametrize(
+  ('text', 'weights'),
+  [
+    ('list_mle', {'list_mle': 1}),
+    ('list_mle:1,mse:0.1', {'list_mle': 1, 'mse': 0.1}),
+    (' softmax : 2e-1 , pairwise_hinge ', {'softmax': 0.2, 'pairwise_hinge': 1}),
+  ],
+)
 def test_parse_loss(text, weights):
   assert losses.parse_loss(text) == weights
 
 
-@pytest.mark.parametrize(('text', 'message'), [
-    ('listmle', "unknown loss: found 'listmle', expected one of list_mle, pairwise_hinge, pairwise_logistic, "
-     'softmax, approx_ndcg, mse'),
-    ('', "unknown loss: found ''"), ('mse,', "unknown loss: found ''"),
-    ('mse:1,mse:2', "named twice: .*'mse' once"), ('mse:', "not a number: found 'mse:'"), ('mse:1:2', 'not a number'),
-    ('mse:big', "not a number: found 'mse:big'"), ('mse:0', 'out of range: found mse:0.0, expected a positive number'),
-    ('mse:-1', 'out of range'), ('mse:nan', 'out of range'), ('mse:inf', 'out of range')])
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    (
+      'listmle',
+      "unknown loss: found 'listmle', expected one of list_mle, pairwise_hinge, pairwise_logistic, "
+      'softmax, approx_ndcg, mse',
+    ),
+    ('', "unknown loss: found ''"),
+    ('mse,', "unknown loss: found ''"),
+    ('mse:1,mse:2', "named twice: .*'mse' once"),
+    ('mse:', "not a number: found 'mse:'"),
+    ('mse:1:2', 'not a number'),
+    ('mse:big', "not a number: found 'mse:big'"),
+    ('mse:0', 'out of range: found mse:0.0, expected a positive number'),
+    ('mse:-1', 'out of range'),
+    ('mse:nan', 'out of range'),
+    ('mse:inf', 'out of range'),
+  ],
+)
 def test_parse_loss_refuses(text, message):
   with pytest.raises(errors.InputError, match=f'^loss: .*{message}'):
     losses.parse_loss(text)

@@ -1,4 +1,6 @@
-"""Tests of baselines.scoring: every config of every module is scored once, whatever the records and batches are."""
+"""Tests of baselines.scoring: every config of every module is scored once, whatever the records
+and batches are.
+"""
 
 import functools
 
@@ -28,20 +30,35 @@ def folder(kind, tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def directory(folder, kind):
-  """One config, more than a chunk of configs (and several records), a unicode name, no runtimes, failed runs."""
+  """One config, more than a chunk of configs (and several records), a unicode name, no runtimes,
+  failed runs.
+  """
   failed = np.where(np.arange(10) % 3 == 0, 0, np.arange(10) * 100 + 5000)
-  return directory_lib.open_directory(testing.convert_arrays(folder, kind, {
-      'train/one': _arrays(kind, 1, 1, 1), 'train/many-π': _arrays(kind, 3, scoring.CHUNK * 2 + 5, 2),
-      'train/unmeasured': _arrays(kind, 2, 4, 3, config_runtime=np.zeros(4, np.int64)),
-      'train/failed': _arrays(kind, 4, 10, 4, config_runtime=failed)}, records=records.RecordOptions(max_configs=70)))
+  return directory_lib.open_directory(
+    testing.convert_arrays(
+      folder,
+      kind,
+      {
+        'train/one': _arrays(kind, 1, 1, 1),
+        'train/many-π': _arrays(kind, 3, scoring.CHUNK * 2 + 5, 2),
+        'train/unmeasured': _arrays(kind, 2, 4, 3, config_runtime=np.zeros(4, np.int64)),
+        'train/failed': _arrays(kind, 4, 10, 4, config_runtime=failed),
+      },
+      records=records.RecordOptions(max_configs=70),
+    )
+  )
 
 
 @pytest.fixture(scope='session')
 def modules(folder, kind, directory):
   """The modules as they lie in the source files, by name."""
   del directory  # Whose conversion wrote them.
-  return {module.module_id: module for module in (npz.load(path, kind=kind)
-                                                  for path in sorted((folder / 'raw' / 'train').iterdir()))}
+  return {
+    module.module_id: module
+    for module in (
+      npz.load(path, kind=kind) for path in sorted((folder / 'raw' / 'train').iterdir())
+    )
+  }
 
 
 @pytest.fixture(scope='session')
@@ -94,12 +111,15 @@ def test_static_shapes_give_the_same_scores(kind, directory, model, scorer):
     shapes.update(spec.shape for spec in tf.nest.flatten(graph.spec, expand_composites=True))
     return model(graph)
 
-  static = scoring.make_scorer(model_seeing, kind, strategy=tf.distribute.OneDeviceStrategy('/cpu:0'),
-                               static_shapes=True)
+  static = scoring.make_scorer(
+    model_seeing, kind, strategy=tf.distribute.OneDeviceStrategy('/cpu:0'), static_shapes=True
+  )
   results = list(scoring.score_split(static, directory, 'train'))
   assert static.function.experimental_get_tracing_count() == 1
   assert all(shape.is_fully_defined() for shape in shapes)
-  for result, expected in zip(results, scoring.score_split(scorer, directory, 'train'), strict=True):
+  for result, expected in zip(
+    results, scoring.score_split(scorer, directory, 'train'), strict=True
+  ):
     np.testing.assert_allclose(result.score, expected.score, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(result.config_id, expected.config_id)
 
@@ -128,8 +148,13 @@ def test_missing_split_is_refused(directory, scorer):
 
 def _scored(score, runtime):
   runtime = np.array(runtime)
-  return scoring.ScoredModule(module_id='m', config_id=np.arange(len(score)) * 10, runtime=runtime,
-                              relative_runtime=runtime, score=np.array(score, np.float32))
+  return scoring.ScoredModule(
+    module_id='m',
+    config_id=np.arange(len(score)) * 10,
+    runtime=runtime,
+    relative_runtime=runtime,
+    score=np.array(score, np.float32),
+  )
 
 
 def test_order_is_ascending_and_keeps_ties():
@@ -138,7 +163,9 @@ def test_order_is_ascending_and_keeps_ties():
 
 def test_judge_leaves_unmeasured_configs_out():
   judged = scoring.judge(_scored([0, 1, 2, 3], [-1, 10, 30, 20]), (1, 2))
-  assert judged == metrics.evaluate_module('m', np.array([10, 30, 20]), np.array([1, 2, 3], np.float32), ks=(1, 2))
+  assert judged == metrics.evaluate_module(
+    'm', np.array([10, 30, 20]), np.array([1, 2, 3], np.float32), ks=(1, 2)
+  )
   assert judged.num_configs == 3
   assert judged.opa == 2 / 3
   assert not _scored([1, 2], [-1, -1]).is_measured

@@ -1,4 +1,6 @@
-"""Tests of baselines.train: it learns, goes on where it was stopped as if it had not been, and refuses in one line."""
+"""Tests of baselines.train: it learns, goes on where it was stopped as if it had not been, and
+refuses in one line.
+"""
 
 import csv
 import dataclasses
@@ -50,11 +52,18 @@ def _model(kind, name=None):
 @pytest.fixture(scope='session')
 def data(kind, tmp_path_factory):
   """Eight modules to train on, one of them without runtimes and one with one config."""
-  return testing.convert_arrays(tmp_path_factory.mktemp(f'train_{kind}'), kind, {
+  return testing.convert_arrays(
+    tmp_path_factory.mktemp(f'train_{kind}'),
+    kind,
+    {
       **{f'train/m{i}': _planted(kind, 3 + i % 3, 24, i) for i in range(6)},
-      'train/single': _planted(kind, 3, 1, 10), 'train/unmeasured': _unmeasured(kind, 3, 9, 11),
-      'valid/v': _planted(kind, 4, 24, 12), 'valid/single': _planted(kind, 2, 1, 13),
-      'test/hidden': _unmeasured(kind, 2, 5, 14)})
+      'train/single': _planted(kind, 3, 1, 10),
+      'train/unmeasured': _unmeasured(kind, 3, 9, 11),
+      'valid/v': _planted(kind, 4, 24, 12),
+      'valid/single': _planted(kind, 2, 1, 13),
+      'test/hidden': _unmeasured(kind, 2, 5, 14),
+    },
+  )
 
 
 @pytest.fixture(scope='session')
@@ -73,14 +82,22 @@ def _history(run):
 def _judged(run, data, split):
   """`metrics.summarize` of a run on a split."""
   scorer = scoring.make_scorer(run.model, run.kind)
-  return metrics.summarize(scoring.judge(module, metrics.TOP_KS[run.kind]) for module in scoring.score_split(
-      scorer, directory_lib.open_directory(data), split) if module.is_measured)
+  return metrics.summarize(
+    scoring.judge(module, metrics.TOP_KS[run.kind])
+    for module in scoring.score_split(scorer, directory_lib.open_directory(data), split)
+    if module.is_measured
+  )
 
 
 @pytest.mark.slow
 def test_planted_order_is_learned(kind, data, tmp_path):
-  run = train.train(data=data, out=str(tmp_path / 'run'), model=_model(kind), valid_split='train',
-                    options=_options(epochs=20, batch_size=2, learning_rate=0.02, configs_per_module=16))
+  run = train.train(
+    data=data,
+    out=str(tmp_path / 'run'),
+    model=_model(kind),
+    valid_split='train',
+    options=_options(epochs=20, batch_size=2, learning_rate=0.02, configs_per_module=16),
+  )
   losses = [float(row['loss']) for row in _history(run)]
   assert np.isfinite(losses).all()
   assert losses[-1] < losses[0] - 0.3
@@ -91,7 +108,9 @@ def test_checkpoint_holds_the_best_epoch(kind, data, trained):
   metric = trainer_lib.SELECTION_METRIC[kind]
   values = [float(row[f'valid_{metric}']) for row in _history(trained)]
   assert len(values) == 3
-  (checkpoint,) = [name for name in os.listdir(os.path.join(trained.path, 'checkpoint')) if name.endswith('.index')]
+  (checkpoint,) = [
+    name for name in os.listdir(os.path.join(trained.path, 'checkpoint')) if name.endswith('.index')
+  ]
   assert checkpoint == f'ckpt-{1 + int(np.argmax(values))}.index'
   assert _judged(trained, data, 'valid')[metric] == pytest.approx(max(values), abs=1e-5)
 
@@ -104,7 +123,9 @@ def test_run_tells_how_it_came_about(data, trained):
 
 
 def _without_times(run):
-  return [{name: value for name, value in row.items() if name not in _TIMES} for row in _history(run)]
+  return [
+    {name: value for name, value in row.items() if name not in _TIMES} for row in _history(run)
+  ]
 
 
 def _assert_same(run, expected):
@@ -115,8 +136,9 @@ def _assert_same(run, expected):
 
 
 def test_same_seed_gives_the_same_run(kind, data, trained, tmp_path):
-  again = train.train(data=data, out=str(tmp_path / 'again'), model=_model(kind),
-                      options=_options(learning_rate=0.05))
+  again = train.train(
+    data=data, out=str(tmp_path / 'again'), model=_model(kind), options=_options(learning_rate=0.05)
+  )
   _assert_same(again, trained)
 
 
@@ -130,14 +152,22 @@ def test_lines_tell_how_fast_it_goes(arguments, tmp_path, monkeypatch):
   assert len(steps) == 9
   assert re.fullmatch(rf'epoch 1/3  step 1/3  loss \d+\.\d{{4}}  {speed}', steps[0])
   for line in steps[1:]:
-    assert re.fullmatch(rf'epoch \d/3  step \d/3  loss \d+\.\d{{4}}  {speed}  (\d+ min )?\d+ s left', line)
+    assert re.fullmatch(
+      rf'epoch \d/3  step \d/3  loss \d+\.\d{{4}}  {speed}  (\d+ min )?\d+ s left', line
+    )
 
 
 def test_history_tells_of_each_epoch(kind, trained):
   rows = _history(trained)
   k = metrics.TOP_KS[kind][1]
-  assert list(rows[0]) == ['epoch', 'loss', f'valid_{trainer_lib.SELECTION_METRIC[kind]}', f'valid_top_{k}_error',
-                           'learning_rate', *_TIMES]
+  assert list(rows[0]) == [
+    'epoch',
+    'loss',
+    f'valid_{trainer_lib.SELECTION_METRIC[kind]}',
+    f'valid_top_{k}_error',
+    'learning_rate',
+    *_TIMES,
+  ]
   assert [row['epoch'] for row in rows] == ['1', '2', '3']
   rates = [float(row['learning_rate']) for row in rows]
   assert 0.05 > rates[0] > rates[1] > rates[2]
@@ -150,7 +180,12 @@ def test_curves_for_tensorboard(kind, trained):
   for event in tf.compat.v1.train.summary_iterator(path):
     for value in event.summary.value:
       curves.setdefault(value.tag, []).append((event.step, float(tf.make_ndarray(value.tensor))))
-  assert {'loss', 'learning_rate', 'gradient_norm', f'valid/{trainer_lib.SELECTION_METRIC[kind]}'} <= curves.keys()
+  assert {
+    'loss',
+    'learning_rate',
+    'gradient_norm',
+    f'valid/{trainer_lib.SELECTION_METRIC[kind]}',
+  } <= curves.keys()
   losses = [float(row['loss']) for row in _history(trained)]
   assert [value for _, value in curves['loss']] == pytest.approx(losses, rel=1e-5)
   steps = [step for step, _ in curves['loss']]
@@ -159,8 +194,9 @@ def test_curves_for_tensorboard(kind, trained):
 
 
 def test_finished_run_leaves_no_state(trained):
-  assert sorted(os.listdir(trained.path)) == sorted([
-      runs.CONFIG_NAME, runs.STATISTICS_NAME, runs.HISTORY_NAME, 'checkpoint', runs.TENSORBOARD_NAME])
+  assert sorted(os.listdir(trained.path)) == sorted(
+    [runs.CONFIG_NAME, runs.STATISTICS_NAME, runs.HISTORY_NAME, 'checkpoint', runs.TENSORBOARD_NAME]
+  )
 
 
 class _Killed(BaseException):
@@ -170,6 +206,7 @@ class _Killed(BaseException):
 @pytest.fixture
 def at_call(monkeypatch):
   """Sets what happens before a call for steps, by its number."""
+
   def happen(number, action):
     calls = []
 
@@ -188,16 +225,27 @@ def at_call(monkeypatch):
 @pytest.fixture(scope='session')
 def tile_data(tmp_path_factory):
   """For what does not depend on the kind: three steps of two modules in an epoch."""
-  return testing.convert_arrays(tmp_path_factory.mktemp('train'), 'tile', {
+  return testing.convert_arrays(
+    tmp_path_factory.mktemp('train'),
+    'tile',
+    {
       **{f'train/m{i}': _planted('tile', 3, 12, i) for i in range(6)},
-      'valid/v': _planted('tile', 4, 12, 12), 'valid/w': _planted('tile', 3, 12, 13)})
+      'valid/v': _planted('tile', 4, 12, 12),
+      'valid/w': _planted('tile', 3, 12, 13),
+    },
+  )
 
 
 @pytest.fixture(scope='session')
 def arguments(tile_data):
   """Of a small training with all that has a state of its own."""
-  return {'data': tile_data, 'model': _model('tile', 'MLP'), 'steps_per_call': 1, 'checkpoint_minutes': 0,
-          'options': _options(batch_size=2, ema=0.5, weight_decay=0.01, warmup=0.2, learning_rate=0.05)}
+  return {
+    'data': tile_data,
+    'model': _model('tile', 'MLP'),
+    'steps_per_call': 1,
+    'checkpoint_minutes': 0,
+    'options': _options(batch_size=2, ema=0.5, weight_decay=0.01, warmup=0.2, learning_rate=0.05),
+  }
 
 
 @pytest.fixture(scope='session')
@@ -208,6 +256,7 @@ def unbroken(arguments, tmp_path_factory):
 @pytest.fixture(scope='session')
 def killed(arguments, tmp_path_factory):
   """A training that was killed after the first step of its second epoch."""
+
   def take(self, batches, count):
     calls.append(count)
     if len(calls) == 5:
@@ -244,7 +293,10 @@ def test_killed_training_goes_on_as_if_it_had_not_been(arguments, unbroken, stop
 
 @pytest.fixture
 def terminate():
-  """What a scheduler does, twice, as some do; SIGTERM is ignored from then on, but not after the test."""
+  """What a scheduler does, twice, as some do; SIGTERM is ignored from then on, but not after the
+  test.
+  """
+
   def kill():
     for _ in range(2):
       os.kill(os.getpid(), signal.SIGTERM)
@@ -300,18 +352,33 @@ def test_signal_while_an_epoch_is_judged(arguments, unbroken, tmp_path, monkeypa
   _assert_same(train.train(**arguments, out=str(out)), unbroken)
 
 
-@pytest.mark.parametrize(('number', 'code', 'told'), [
-    (signal.SIGTERM, train.PREEMPTED, 'by SIGTERM'), (signal.SIGINT, cli.INTERRUPTED, 'by SIGINT'),
-    (None, train.PREEMPTED, 'since another worker was')])
+@pytest.mark.parametrize(
+  ('number', 'code', 'told'),
+  [
+    (signal.SIGTERM, train.PREEMPTED, 'by SIGTERM'),
+    (signal.SIGINT, cli.INTERRUPTED, 'by SIGINT'),
+    (None, train.PREEMPTED, 'since another worker was'),
+  ],
+)
 @pytest.mark.usefixtures('terminate')
-def test_exit_code_tells_of_the_signal(tile_data, tmp_path, monkeypatch, capsys, number, code, told):
+def test_exit_code_tells_of_the_signal(
+  tile_data, tmp_path, monkeypatch, capsys, number, code, told
+):
   def interrupted(**_):
     raise interrupts.Interrupted(number)
 
   monkeypatch.setattr(train, 'train', interrupted)
-  for flags, same in (([], 'the same command'), (['--overwrite'], 'the same command without --overwrite')):
-    assert cli.main(['tpu-graphs', 'train', f'--data={tile_data}', f'--out={tmp_path}', *flags]) == code
-    assert capsys.readouterr().err == f'error: stopped {told}, the state is saved; {same} goes on from it\n'
+  for flags, same in (
+    ([], 'the same command'),
+    (['--overwrite'], 'the same command without --overwrite'),
+  ):
+    assert (
+      cli.main(['tpu-graphs', 'train', f'--data={tile_data}', f'--out={tmp_path}', *flags]) == code
+    )
+    assert (
+      capsys.readouterr().err
+      == f'error: stopped {told}, the state is saved; {same} goes on from it\n'
+    )
 
 
 def test_damaged_newest_state_is_passed_over(arguments, unbroken, stopped):
@@ -328,14 +395,19 @@ def test_only_damaged_states_are_an_error(arguments, stopped):
   for path in (stopped / runs.STATE_NAME).glob('*.data-*'):
     path.unlink()
   error = _refusal(**arguments, out=str(stopped))
-  assert (error.reason, error.path) == ('no state of the interrupted run can be read', f'{stopped}/{runs.STATE_NAME}')
+  assert (error.reason, error.path) == (
+    'no state of the interrupted run can be read',
+    f'{stopped}/{runs.STATE_NAME}',
+  )
   assert '--overwrite' in error.fix
 
 
 def test_other_options_than_those_of_the_interrupted_run(arguments, stopped):
   before = _states(stopped)
-  other = {'options': dataclasses.replace(arguments['options'], learning_rate=0.5, seed=3),
-           'model': models.ModelOptions('MLP', 'tile', dataclasses.replace(_PARTS, hidden=9))}
+  other = {
+    'options': dataclasses.replace(arguments['options'], learning_rate=0.5, seed=3),
+    'model': models.ModelOptions('MLP', 'tile', dataclasses.replace(_PARTS, hidden=9)),
+  }
   error = _refusal(**{**arguments, **other}, out=str(stopped))
   assert error.reason == 'interrupted run had other options'
   assert error.found == 'model.parts.hidden=9, trainer.learning_rate=0.5, trainer.seed=3'
@@ -407,8 +479,13 @@ def test_loss_that_is_not_finite_names_its_modules(arguments, tmp_path, monkeypa
 
 
 def test_gradient_that_is_not_finite_names_all_modules(arguments, tmp_path, monkeypatch):
-  monkeypatch.setattr(trainer_lib.Trainer, 'take', lambda self, batches, count: trainer_lib.Steps(
-      1, 0.5, 16, 2, float('inf'), np.zeros(np.array(self.module_ids(1, 0)).shape)))
+  monkeypatch.setattr(
+    trainer_lib.Trainer,
+    'take',
+    lambda self, batches, count: trainer_lib.Steps(
+      1, 0.5, 16, 2, float('inf'), np.zeros(np.array(self.module_ids(1, 0)).shape)
+    ),
+  )
   error = _refusal(**arguments, out=str(tmp_path / 'run'))
   assert (error.reason, error.found) == ('gradient not finite', 'inf')
   assert re.fullmatch(r'epoch 1, step 1, modules m\d, m\d', error.where)
@@ -434,11 +511,25 @@ def test_best_epoch_outlives_a_loss_that_is_not_finite(arguments, tmp_path, at_c
 @pytest.mark.slow
 def test_process_that_is_killed_and_then_preempted_goes_on(arguments, unbroken, tmp_path):
   out, options = tmp_path / 'run', arguments['options']
-  changed = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)
-             if getattr(options, field.name) != field.default}
-  command = [sys.executable, '-m', 'baselines.train', f'--data={arguments["data"]}', f'--out={out}', '--model=MLP',
-             f'--hidden={_PARTS.hidden}', f'--layers={_PARTS.layers}', f'--opcode_embedding={_PARTS.opcode_embedding}',
-             '--steps_per_call=1', '--checkpoint_minutes=0', *(f'--{name}={value}' for name, value in changed.items())]
+  changed = {
+    field.name: getattr(options, field.name)
+    for field in dataclasses.fields(options)
+    if getattr(options, field.name) != field.default
+  }
+  command = [
+    sys.executable,
+    '-m',
+    'baselines.train',
+    f'--data={arguments["data"]}',
+    f'--out={out}',
+    '--model=MLP',
+    f'--hidden={_PARTS.hidden}',
+    f'--layers={_PARTS.layers}',
+    f'--opcode_embedding={_PARTS.opcode_embedding}',
+    '--steps_per_call=1',
+    '--checkpoint_minutes=0',
+    *(f'--{name}={value}' for name, value in changed.items()),
+  ]
   for number, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, train.PREEMPTED)):
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     before = _states(out)
@@ -470,8 +561,12 @@ def test_run_that_died_before_its_first_epoch_can_be_repeated(tile_data, tmp_pat
   def stop(line):
     raise _Killed(line)
 
-  arguments = {'data': tile_data, 'out': str(tmp_path / 'run'), 'model': _model('tile', 'MLP'),
-               'options': _options(epochs=1)}
+  arguments = {
+    'data': tile_data,
+    'out': str(tmp_path / 'run'),
+    'model': _model('tile', 'MLP'),
+    'options': _options(epochs=1),
+  }
   with pytest.raises(_Killed):
     train.train(**arguments, progress=stop)
   assert os.path.exists(tmp_path / 'run' / runs.CONFIG_NAME)
@@ -497,17 +592,26 @@ def test_unmeasured_valid_split_is_refused_if_chosen(kind, data, tmp_path):
 
 def test_without_measured_valid_split_the_train_split_decides(tmp_path, kind):
   data = testing.convert_arrays(
-      tmp_path, kind, {'train/a': _planted(kind, 3, 9, 0), 'valid/b': _unmeasured(kind, 3, 5, 1)})
+    tmp_path, kind, {'train/a': _planted(kind, 3, 9, 0), 'valid/b': _unmeasured(kind, 3, 5, 1)}
+  )
   lines = []
-  run = train.train(data=data, out=str(tmp_path / 'run'), model=_model(kind, 'MLP'), options=_options(epochs=1),
-                    progress=lines.append)
+  run = train.train(
+    data=data,
+    out=str(tmp_path / 'run'),
+    model=_model(kind, 'MLP'),
+    options=_options(epochs=1),
+    progress=lines.append,
+  )
   assert run.config['valid_split'] == 'train'
   assert 'nothing in the valid split is measured' in lines[0]
 
 
 def test_model_of_the_other_kind_is_refused(kind, data, tmp_path):
   other = 'layout' if kind == 'tile' else 'tile'
-  assert _refusal(data=data, out=str(tmp_path / 'run'), model=_model(other)).reason == 'model of the other kind'
+  assert (
+    _refusal(data=data, out=str(tmp_path / 'run'), model=_model(other)).reason
+    == 'model of the other kind'
+  )
 
 
 def test_damaged_shard_is_named(kind, tmp_path):
@@ -516,17 +620,31 @@ def test_damaged_shard_is_named(kind, tmp_path):
   content = bytearray(shard.read_bytes())
   content[50] ^= 1
   shard.write_bytes(content)
-  error = _refusal(data=data, out=str(tmp_path / 'run'), model=_model(kind, 'MLP'), options=_options())
+  error = _refusal(
+    data=data, out=str(tmp_path / 'run'), model=_model(kind, 'MLP'), options=_options()
+  )
   assert (error.reason, error.path) == ('damaged shard', str(shard))
 
 
-@pytest.mark.parametrize(('flags', 'code', 'message'), [
-    (['--loss=hinge'], 1, "unknown loss: found 'hinge'"), (['--model=GPT'], 2, 'model'),
-    (['--ema=1.5'], 2, 'ema'), (['--ema=1'], 1, '--ema: not a share'), (['--metric=loss'], 1, 'unknown metric'),
-    (['--packs=3'], 1, '--batch_size'), (['--oversize=drop'], 2, 'oversize'), (['--precision=float16'], 2, 'precision'),
-    (['--strategy=multi_worker'], 1, 'no cluster to train on'), (['--max_ops=1'], 1, 'modules too large'),
-    (['--batch_size=0'], 2, 'batch_size'), (['--configs_per_module=1'], 2, 'configs_per_module'),
-    (['--tpu=my-tpu'], 1, 'local path given to a remote TPU'), (['--data=nowhere'], 1, 'no dataset')])
+@pytest.mark.parametrize(
+  ('flags', 'code', 'message'),
+  [
+    (['--loss=hinge'], 1, "unknown loss: found 'hinge'"),
+    (['--model=GPT'], 2, 'model'),
+    (['--ema=1.5'], 2, 'ema'),
+    (['--ema=1'], 1, '--ema: not a share'),
+    (['--metric=loss'], 1, 'unknown metric'),
+    (['--packs=3'], 1, '--batch_size'),
+    (['--oversize=drop'], 2, 'oversize'),
+    (['--precision=float16'], 2, 'precision'),
+    (['--strategy=multi_worker'], 1, 'no cluster to train on'),
+    (['--max_ops=1'], 1, 'modules too large'),
+    (['--batch_size=0'], 2, 'batch_size'),
+    (['--configs_per_module=1'], 2, 'configs_per_module'),
+    (['--tpu=my-tpu'], 1, 'local path given to a remote TPU'),
+    (['--data=nowhere'], 1, 'no dataset'),
+  ],
+)
 def test_wrong_flags_are_one_line(tile_data, tmp_path, monkeypatch, capsys, flags, code, message):
   def connect(tpu):
     raise AssertionError(f'connected to {tpu}')
@@ -542,7 +660,14 @@ def test_wrong_flags_are_one_line(tile_data, tmp_path, monkeypatch, capsys, flag
 
 def test_command_trains(tile_data, tmp_path, capsys):
   out = str(tmp_path / 'run')
-  flags = ['--epochs=1', '--hidden=4', '--layers=0', '--opcode_embedding=2', '--model=MLP', '--loss=list_mle:1,mse:0.1']
+  flags = [
+    '--epochs=1',
+    '--hidden=4',
+    '--layers=0',
+    '--opcode_embedding=2',
+    '--model=MLP',
+    '--loss=list_mle:1,mse:0.1',
+  ]
   assert cli.main(['tpu-graphs', 'train', f'--data={tile_data}', f'--out={out}', *flags]) == 0
   assert f'wrote {out}' in capsys.readouterr().out
   assert runs.load(out).options.parts == parts.PartOptions(hidden=4, layers=0, opcode_embedding=2)
@@ -550,25 +675,52 @@ def test_command_trains(tile_data, tmp_path, capsys):
 
 @pytest.mark.parametrize('arrays', [{'c': 1}, {'c': 6, 'config_runtime': np.full(6, 5000)}])
 def test_nothing_to_learn_is_an_error(tmp_path, arrays):
-  data = testing.convert_arrays(tmp_path, 'tile', {
-      'train/a': testing.tile_arrays(**arrays), 'train/b': testing.tile_arrays(n=3, seed=1, **arrays)})
-  error = _refusal(data=data, out=str(tmp_path / 'run'), model=_model('tile', 'MLP'), options=_options(epochs=1))
+  data = testing.convert_arrays(
+    tmp_path,
+    'tile',
+    {
+      'train/a': testing.tile_arrays(**arrays),
+      'train/b': testing.tile_arrays(n=3, seed=1, **arrays),
+    },
+  )
+  error = _refusal(
+    data=data, out=str(tmp_path / 'run'), model=_model('tile', 'MLP'), options=_options(epochs=1)
+  )
   assert (error.reason, error.path) == ('nothing to learn', data)
 
 
 def test_nothing_to_learn_though_there_is_something_to_judge_by(tmp_path):
-  data = testing.convert_arrays(tmp_path, 'tile', {
-      'train/a': testing.tile_arrays(c=6, config_runtime=np.full(6, 5000)), 'valid/b': _planted('tile', 3, 9, 1)})
-  error = _refusal(data=data, out=str(tmp_path / 'run'), model=_model('tile', 'MLP'), options=_options(epochs=1))
+  data = testing.convert_arrays(
+    tmp_path,
+    'tile',
+    {
+      'train/a': testing.tile_arrays(c=6, config_runtime=np.full(6, 5000)),
+      'valid/b': _planted('tile', 3, 9, 1),
+    },
+  )
+  error = _refusal(
+    data=data, out=str(tmp_path / 'run'), model=_model('tile', 'MLP'), options=_options(epochs=1)
+  )
   assert (error.reason, error.path, error.where) == ('nothing to learn', data, 'train')
 
 
 def test_nothing_to_judge_by_is_told_once(tmp_path):
-  data = testing.convert_arrays(tmp_path, 'tile', {
-      'train/a': _planted('tile', 3, 9, 1), 'valid/b': testing.tile_arrays(c=6, config_runtime=np.full(6, 5000))})
+  data = testing.convert_arrays(
+    tmp_path,
+    'tile',
+    {
+      'train/a': _planted('tile', 3, 9, 1),
+      'valid/b': testing.tile_arrays(c=6, config_runtime=np.full(6, 5000)),
+    },
+  )
   lines = []
-  run = train.train(data=data, out=str(tmp_path / 'run'), model=_model('tile', 'MLP'), options=_options(epochs=3),
-                    progress=lines.append)
+  run = train.train(
+    data=data,
+    out=str(tmp_path / 'run'),
+    model=_model('tile', 'MLP'),
+    options=_options(epochs=3),
+    progress=lines.append,
+  )
   (warning,) = [line for line in lines if line.startswith('warning: ')]
   assert 'opa of valid is undefined' in warning
   assert len(_history(run)) == 3

@@ -1,4 +1,6 @@
-"""Tests of the command line of pipelines/convert.py: one line per mistake, exit codes, nothing written."""
+"""Tests of the command line of pipelines/convert.py: one line per mistake, exit codes, nothing
+written.
+"""
 
 import json
 import os
@@ -35,7 +37,11 @@ def folder(tmp_path, monkeypatch):
 def command(*args, **flags):
   """Arguments for a good conversion, but for what `flags` (None leaves one out) and `args` say."""
   flags = {'collection': 'tile:own', 'input': 'in', 'output': 'o', **flags}
-  return ['convert.py', *(f'--{name}={value}' for name, value in flags.items() if value is not None), *args]
+  return [
+    'convert.py',
+    *(f'--{name}={value}' for name, value in flags.items() if value is not None),
+    *args,
+  ]
 
 
 def files(folder):
@@ -44,7 +50,10 @@ def files(folder):
 
 @pytest.fixture
 def fails(folder, capfd):
-  """Runs a command that must fail in one line and write nothing but `leaves`; returns exit code and line."""
+  """Runs a command that must fail in one line and write nothing but `leaves`; returns exit code
+  and line.
+  """
+
   def run(*args, leaves=(), **flags):
     before = files(folder)
     code = convert.main(command(*args, **flags))
@@ -55,6 +64,7 @@ def fails(folder, capfd):
     assert err.count('\n') == 1
     assert files(folder) == sorted([*before, *leaves])
     return code, err
+
   return run
 
 
@@ -67,45 +77,81 @@ def test_good(folder, capfd):
   assert header.split() == ['split', 'modules', 'configs', 'records', 'shards', 'MiB']
   assert row.split()[:5] == ['train', '3', '18', '3', '2']
   assert [name for name in files(folder) if name.startswith('o/train/')] == [
-      'o/train/part-00000-of-00002.tfrecord', 'o/train/part-00001-of-00002.tfrecord']
+    'o/train/part-00000-of-00002.tfrecord',
+    'o/train/part-00001-of-00002.tfrecord',
+  ]
 
 
 def test_flags_reach_the_options(folder):
-  code = convert.main(command('--overwrite', split='valid', num_shards=3, max_configs_per_record=4, seed=9,
-                              max_record_bytes=1_000_000, on_error='skip', input='in,bad/*', hlo_stage='before',
-                              max_rejected_fraction=0.8, max_array_bytes=1_000_000, max_configs=4,
-                              config_sampling='spread', dedup_configs='min'))
+  code = convert.main(
+    command(
+      '--overwrite',
+      split='valid',
+      num_shards=3,
+      max_configs_per_record=4,
+      seed=9,
+      max_record_bytes=1_000_000,
+      on_error='skip',
+      input='in,bad/*',
+      hlo_stage='before',
+      max_rejected_fraction=0.8,
+      max_array_bytes=1_000_000,
+      max_configs=4,
+      config_sampling='spread',
+      dedup_configs='min',
+    )
+  )
   assert code == 0
   manifest = json.loads((folder / 'o/manifest.json').read_text())
-  assert manifest['options'] == {'split': 'valid', 'num_shards': 3, 'on_error': 'skip', 'max_configs_per_record': 4,
-                                 'max_record_bytes': 1_000_000, 'seed': 9, 'hlo_stage': 'before', 'layout_padding': 0,
-                                 'extra_features': [], 'max_array_bytes': 1_000_000, 'max_configs': 4,
-                                 'config_sampling': 'spread', 'dedup_configs': 'min', 'keep_hops': None,
-                                 'rest': None}
+  assert manifest['options'] == {
+    'split': 'valid',
+    'num_shards': 3,
+    'on_error': 'skip',
+    'max_configs_per_record': 4,
+    'max_record_bytes': 1_000_000,
+    'seed': 9,
+    'hlo_stage': 'before',
+    'layout_padding': 0,
+    'extra_features': [],
+    'max_array_bytes': 1_000_000,
+    'max_configs': 4,
+    'config_sampling': 'spread',
+    'dedup_configs': 'min',
+    'keep_hops': None,
+    'rest': None,
+  }
   assert manifest['splits']['valid']['records'] == 3
   assert sum(manifest['rejected_inputs'].values()) == 4
 
 
-@pytest.mark.parametrize(('args', 'rest'), [([], 'drop'), (['--rest=drop'], 'drop'), (['--rest=summary'], 'summary')])
+@pytest.mark.parametrize(
+  ('args', 'rest'), [([], 'drop'), (['--rest=drop'], 'drop'), (['--rest=summary'], 'summary')]
+)
 def test_reduction(folder, capfd, args, rest):
   assert convert.main(command('--keep_hops=0', *args, input='layout', collection='layout:own')) == 0
   options = json.loads((folder / 'o/manifest.json').read_text())['options']
   assert (options['keep_hops'], options['rest']) == (0, rest)
   out, err = capfd.readouterr()
   assert out.splitlines()[-1] == (
-      '2 ops and 2 edges removed: more than 0 hops from the configurable ops' if rest == 'drop' else
-      '1 op and 1 edge removed: more than 0 hops from the configurable ops; the rest of each computation is one op')
+    '2 ops and 2 edges removed: more than 0 hops from the configurable ops'
+    if rest == 'drop'
+    else '1 op and 1 edge removed: more than 0 hops from the configurable ops; the rest of each computation is one op'
+  )
   assert err == ''
 
 
-@pytest.mark.parametrize(('path', 'collection', 'words'), [
+@pytest.mark.parametrize(
+  ('path', 'collection', 'words'),
+  [
     ('bad/truncated.npz', 'tile:own', ['truncated']),
     ('bad/html.npz', 'tile:own', ['HTML']),
     ('bad/zero.npz', 'tile:own', ['empty']),
     ('bad/zero.pb', 'tile:own', ['0 bytes']),
     ('bad/zero.pb', 'layout:own', ['0 bytes']),
     ('in/m0.npz', 'layout:own', ['tile', 'layout']),
-    ('layout/m.npz', 'tile:own', ['layout', 'tile'])])
+    ('layout/m.npz', 'tile:own', ['layout', 'tile']),
+  ],
+)
 def test_damaged_input(fails, path, collection, words):
   code, line = fails(input=path, collection=collection)
   assert code == 1
@@ -139,7 +185,9 @@ def test_bare_pattern(folder, monkeypatch):
   assert convert.main(command(input='*.npz', output='../o')) == 0
 
 
-@pytest.mark.parametrize(('args', 'words'), [
+@pytest.mark.parametrize(
+  ('args', 'words'),
+  [
     (['--num_shard=3'], ['--num_shard ', 'did you mean --num_shards?']),
     (['--runner=DirectRunner'], ['--runner', 'Beam options go after a bare `--`']),
     (['--split=dev'], ['--split', 'dev', 'train', 'valid', 'test']),
@@ -149,7 +197,9 @@ def test_bare_pattern(folder, monkeypatch):
     (['--max_configs_per_record=0'], ['--max_configs_per_record']),
     (['--keep_hops=-1'], ['--keep_hops', '-1']),
     (['--keep_hops=1', '--rest=merge'], ['--rest', 'merge', 'drop', 'summary']),
-    (['in/m0.npz'], ['in/m0.npz', 'quotes'])])
+    (['in/m0.npz'], ['in/m0.npz', 'quotes']),
+  ],
+)
 def test_wrong_flags(fails, args, words):
   code, line = fails(*args)
   assert code == 2
@@ -161,14 +211,18 @@ def test_required_flags(fails, name):
   assert fails(**{name: None}) == (2, f'error: flag --{name} is required\n')
 
 
-@pytest.mark.parametrize(('args', 'words'), [
+@pytest.mark.parametrize(
+  ('args', 'words'),
+  [
     (['--runer=X'], ['--runer=X', 'did you mean --runner?']),
     (['--runner=DirectRunner', '--runer=X'], ['--runer=X', 'did you mean --runner?']),
     (['--direct_num_worker=2'], ['did you mean --direct_num_workers?']),
     (['--num_shards=2'], ['--num_shards=2']),
     (['--runner=DirectRunner', '--runner=FnApiRunner'], ['--runner', 'twice']),
     (['--runner=NoSuchRunner'], ['--runner', 'NoSuchRunner']),
-    (['--direct_num_workers=x'], ['--direct_num_workers', "'x'"])])
+    (['--direct_num_workers=x'], ['--direct_num_workers', "'x'"]),
+  ],
+)
 def test_wrong_beam_options(fails, args, words):
   code, line = fails('--', *args)
   assert code == 1
@@ -180,7 +234,9 @@ def test_beam_options(args):
   assert convert.main(command('--', *args)) == 0
 
 
-@pytest.mark.parametrize(('flags', 'words'), [
+@pytest.mark.parametrize(
+  ('flags', 'words'),
+  [
     ({'collection': 'tail:xla'}, ['tail:xla', 'tile:NAME']),
     ({'collection': 'tile'}, ['tile:NAME']),
     ({'keep_hops': 2}, ['--keep_hops', 'tile', 'configurable ops', 'tile:own']),
@@ -194,7 +250,9 @@ def test_beam_options(args):
     ({'output': 'o[1]'}, ['o[1]', 'glob']),
     ({'output': 'gcs://b/o'}, ['--output', 'use gs://']),
     ({'input': 'gcs://b/*.npz'}, ['--input', 'use gs://']),
-    ({'input': 'nope://b/*.npz'}, ['--input', 'nope://b/*.npz'])])
+    ({'input': 'nope://b/*.npz'}, ['--input', 'nope://b/*.npz']),
+  ],
+)
 def test_wrong_values(fails, flags, words):
   code, line = fails(**flags)
   assert code == 1
@@ -243,16 +301,34 @@ def test_help(capfd):
   assert convert.main(['convert.py', '--help']) == 0
   out, err = capfd.readouterr()
   assert err == ''
-  for flag in ('input', 'output', 'collection', 'split', 'num_shards', 'max_configs_per_record', 'max_record_bytes',
-               'on_error', 'seed', 'overwrite'):
+  for flag in (
+    'input',
+    'output',
+    'collection',
+    'split',
+    'num_shards',
+    'max_configs_per_record',
+    'max_record_bytes',
+    'on_error',
+    'seed',
+    'overwrite',
+  ):
     assert flag in out
   assert '-- --runner=' in out
 
 
 def _script(*args, **flags):
-  environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])}
-  return subprocess.run([sys.executable, str(ROOT / 'pipelines/convert.py'), *command(*args, **flags)[1:]],
-                        capture_output=True, text=True, env=environment, check=False)
+  environment = {
+    **os.environ,
+    'PYTHONPATH': os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')]),
+  }
+  return subprocess.run(
+    [sys.executable, str(ROOT / 'pipelines/convert.py'), *command(*args, **flags)[1:]],
+    capture_output=True,
+    text=True,
+    env=environment,
+    check=False,
+  )
 
 
 def test_script_fails_in_one_line(folder):
@@ -267,9 +343,22 @@ def test_script_in_several_processes(folder):
   """Steps made by a main program must be found by their names in other processes."""
   flags = {'num_shards': 2, 'split': 'train'}
   assert convert.main(command(**flags)) == 0
-  result = _script('--', '--runner=DirectRunner', '--direct_running_mode=multi_processing', '--direct_num_workers=2',
-                   output='p', **flags)
+  result = _script(
+    '--',
+    '--runner=DirectRunner',
+    '--direct_running_mode=multi_processing',
+    '--direct_num_workers=2',
+    output='p',
+    **flags,
+  )
   assert (result.returncode, result.stderr) == (0, '')
-  expected = {path.relative_to(folder / 'o'): path.read_bytes() for path in (folder / 'o').rglob('*') if path.is_file()}
-  assert {path.relative_to(folder / 'p'): path.read_bytes()
-          for path in (folder / 'p').rglob('*') if path.is_file()} == expected
+  expected = {
+    path.relative_to(folder / 'o'): path.read_bytes()
+    for path in (folder / 'o').rglob('*')
+    if path.is_file()
+  }
+  assert {
+    path.relative_to(folder / 'p'): path.read_bytes()
+    for path in (folder / 'p').rglob('*')
+    if path.is_file()
+  } == expected

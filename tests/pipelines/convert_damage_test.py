@@ -20,21 +20,35 @@ def damage(folder):
     (folder / 'truncated.npz').write_bytes(file.read()[:500])
   (folder / 'html.npz').write_text('<html>404</html>')
   (folder / 'zero.npz').write_bytes(b'')
-  return {'truncated.npz': 'damaged or truncated npz file', 'html.npz': 'not an npz file', 'zero.npz': 'empty file'}
+  return {
+    'truncated.npz': 'damaged or truncated npz file',
+    'html.npz': 'not an npz file',
+    'zero.npz': 'empty file',
+  }
 
 
 @pytest.mark.parametrize('name', ['truncated.npz', 'html.npz', 'zero.npz'])
 def test_damaged_file_stops_all(tmp_path, name):
   reason = damage(tmp_path / 'in')[name]
   with pytest.raises(errors.InputError) as caught:
-    converting.run([tmp_path / 'in/good.npz', tmp_path / 'in' / name], tmp_path / 'o', converting.options())
+    converting.run(
+      [tmp_path / 'in/good.npz', tmp_path / 'in' / name], tmp_path / 'o', converting.options()
+    )
   assert (caught.value.reason, caught.value.path) == (reason, str(tmp_path / 'in' / name))
   assert not (tmp_path / 'o').exists()
 
 
-@pytest.mark.parametrize(('name', 'collection'), [
-    ('tile.npz', 'layout:own'), ('layout.npz', 'tile:own'), ('zero.pb', 'tile:own'), ('zero.pb', 'layout:own'),
-    ('tile.pb', 'layout:own'), ('text.pb', 'tile:own')])
+@pytest.mark.parametrize(
+  ('name', 'collection'),
+  [
+    ('tile.npz', 'layout:own'),
+    ('layout.npz', 'tile:own'),
+    ('zero.pb', 'tile:own'),
+    ('zero.pb', 'layout:own'),
+    ('tile.pb', 'layout:own'),
+    ('text.pb', 'tile:own'),
+  ],
+)
 def test_wrong_file_leaves_nothing(tmp_path, name, collection):
   converting.save(tmp_path / 'tile.npz', testing.tile_arrays())
   converting.save(tmp_path / 'layout.npz', testing.layout_arrays())
@@ -57,13 +71,23 @@ def test_bad_files_are_skipped(tmp_path):
   manifest = converting.run(tmp_path / 'in', tmp_path / 'o', opts)
   assert converting.read_all(tmp_path / 'o') == converting.in_memory(paths, opts)[0]
   assert manifest.splits['train'].modules == 9
-  assert manifest.rejected_inputs == {'damaged or truncated npz file': 1, 'empty file': 1, 'not an npz file': 1}
-  rows = [json.loads(line) for line in (tmp_path / 'o/rejected.jsonl').read_text(encoding='utf-8').splitlines()]
+  assert manifest.rejected_inputs == {
+    'damaged or truncated npz file': 1,
+    'empty file': 1,
+    'not an npz file': 1,
+  }
+  rows = [
+    json.loads(line)
+    for line in (tmp_path / 'o/rejected.jsonl').read_text(encoding='utf-8').splitlines()
+  ]
   assert {row['path']: row['reason'] for row in rows} == {
-      str(tmp_path / 'in' / name): reason for name, reason in reasons.items()}
+    str(tmp_path / 'in' / name): reason for name, reason in reasons.items()
+  }
   assert len(rows) == 3
   text = description.describe(manifest)
-  assert all(f'1 input rejected (see rejected.jsonl): {reason}' in text for reason in reasons.values())
+  assert all(
+    f'1 input rejected (see rejected.jsonl): {reason}' in text for reason in reasons.values()
+  )
 
 
 def test_array_at_fault_is_listed(tmp_path):
@@ -78,7 +102,9 @@ def test_array_at_fault_is_listed(tmp_path):
 def test_module_too_large_for_a_record(tmp_path):
   converting.save_tiles(tmp_path / 'in', 2)
   path = converting.save(tmp_path / 'in/large.npz', testing.tile_arrays(n=100))
-  manifest = converting.run(tmp_path / 'in', tmp_path / 'o', converting.options(on_error='skip', max_bytes=30_000))
+  manifest = converting.run(
+    tmp_path / 'in', tmp_path / 'o', converting.options(on_error='skip', max_bytes=30_000)
+  )
   assert manifest.rejected_inputs == {'module too large for a record': 1}
   with pytest.raises(errors.InputError, match='module too large for a record') as caught:
     converting.run(tmp_path / 'in', tmp_path / 'p', converting.options(max_bytes=30_000))
@@ -92,14 +118,19 @@ def test_all_bad(tmp_path):
   with pytest.raises(errors.InputError, match='no usable module') as caught:
     converting.run(tmp_path / 'in', tmp_path / 'o', converting.options(on_error='skip'))
   assert json.loads(caught.value.found) == {
-      'damaged or truncated npz file': 1, 'empty file': 2, 'not an npz file': 1}
+    'damaged or truncated npz file': 1,
+    'empty file': 2,
+    'not an npz file': 1,
+  }
   assert not (tmp_path / 'o').exists()
 
 
 @pytest.mark.parametrize('on_error', ['fail', 'skip'])
 def test_name_twice_in_a_split(tmp_path, on_error):
-  paths = [converting.save(tmp_path / f'in/{folder}/m.npz', testing.tile_arrays(seed=i))
-           for i, folder in enumerate('ab')]
+  paths = [
+    converting.save(tmp_path / f'in/{folder}/m.npz', testing.tile_arrays(seed=i))
+    for i, folder in enumerate('ab')
+  ]
   opts = converting.options(split='train', num_shards=5, on_error=on_error)
   with pytest.raises(errors.InputError, match='module_id occurs twice') as caught:
     converting.run(tmp_path / 'in/*/*.npz', tmp_path / 'o', opts)
@@ -111,4 +142,7 @@ def test_name_in_two_splits(tmp_path):
   for split in ('train', 'valid'):
     converting.save(tmp_path / f'in/{split}/m.npz', testing.tile_arrays())
   manifest = converting.run(tmp_path / 'in', tmp_path / 'o', converting.options())
-  assert {name: split.modules for name, split in manifest.splits.items()} == {'train': 1, 'valid': 1}
+  assert {name: split.modules for name, split in manifest.splits.items()} == {
+    'train': 1,
+    'valid': 1,
+  }

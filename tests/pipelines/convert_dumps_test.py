@@ -1,4 +1,6 @@
-"""Tests of pipelines.convert with programs of a user's own: folders that XLA dumped, and HLO text."""
+"""Tests of pipelines.convert with programs of a user's own: folders that XLA dumped, and HLO
+text.
+"""
 
 import pathlib
 import shutil
@@ -25,11 +27,21 @@ def _program(name, size):
   computation = module.computations.add(name='e', id=1, root_id=size)
   lines = []
   for i in range(1, size + 1):
-    instruction = computation.instructions.add(name=f'i{i}', id=i, opcode='negate' if i > 1 else 'parameter',
-                                               operand_ids=[i - 1] if i > 1 else [])
+    instruction = computation.instructions.add(
+      name=f'i{i}',
+      id=i,
+      opcode='negate' if i > 1 else 'parameter',
+      operand_ids=[i - 1] if i > 1 else [],
+    )
     instruction.shape.element_type = 11  # F32.
-    lines.append(f'{"ROOT " if i == size else ""}i{i} = f32[] {instruction.opcode}({f"i{i - 1}" if i > 1 else 0})')
-  text = f'HloModule {name}, is_scheduled=true\n\nENTRY e {{\n' + ', metadata={tomorrow=1}\n'.join(lines) + '\n}\n'
+    lines.append(
+      f'{"ROOT " if i == size else ""}i{i} = f32[] {instruction.opcode}({f"i{i - 1}" if i > 1 else 0})'
+    )
+  text = (
+    f'HloModule {name}, is_scheduled=true\n\nENTRY e {{\n'
+    + ', metadata={tomorrow=1}\n'.join(lines)
+    + '\n}\n'
+  )
   return {'hlo.pb': module.SerializeToString(), 'txt': text.encode()}
 
 
@@ -43,8 +55,13 @@ def _write_dump(folder, *, suffixes=('hlo.pb',), stages=('before', 'after'), nam
       program = _program(f'{name}-{stage}', next(sizes))
       for suffix in suffixes:
         (folder / f'{stem}.{_STAGES[stage]}.{suffix}').write_bytes(program[suffix])
-    for other in ('cpu_after_optimizations-memory-usage-report.pb', 'cpu_after_optimizations-buffer-assignment.txt',
-                  '0001.passes.after_x.before_y.hlo.pb', 'ir-no-opt.ll', 'o'):
+    for other in (
+      'cpu_after_optimizations-memory-usage-report.pb',
+      'cpu_after_optimizations-buffer-assignment.txt',
+      '0001.passes.after_x.before_y.hlo.pb',
+      'ir-no-opt.ll',
+      'o',
+    ):
       (folder / f'{stem}.{other}').write_bytes(b'no program')
   return folder
 
@@ -52,7 +69,9 @@ def _write_dump(folder, *, suffixes=('hlo.pb',), stages=('before', 'after'), nam
 def _convert(inputs, directory, **options):
   """Split -> names of the programs in it."""
   options = options_lib.ConvertOptions(**{'collection': 'layout:own', 'split': 'test', **options})
-  manifest = convert.convert(inputs=[str(name) for name in inputs], directory=str(directory), options=options)
+  manifest = convert.convert(
+    inputs=[str(name) for name in inputs], directory=str(directory), options=options
+  )
   assert manifest.options['hlo_stage'] == options.hlo_stage
   names = {split: [] for split in manifest.splits}
   for split, found in names.items():
@@ -67,8 +86,11 @@ def _convert(inputs, directory, **options):
 def _matched(inputs, stage='after'):
   """The files of dumps that a conversion would read."""
   found = inputs_lib.find_inputs([str(name) for name in inputs], 'layout:own', stage)
-  paths = [entry.path for result in filesystems.FileSystems.match(list(found.patterns))
-           for entry in result.metadata_list]
+  paths = [
+    entry.path
+    for result in filesystems.FileSystems.match(list(found.patterns))
+    for entry in result.metadata_list
+  ]
   assert len(paths) == len(set(paths)) == found.files
   return sorted(pathlib.Path(path).name for path in paths)
 
@@ -77,24 +99,40 @@ def _name(number, name, stage, suffix='hlo.pb'):
   return f'module_000{number}.jit_{name}.{_STAGES[stage]}.{suffix}'
 
 
-@pytest.mark.parametrize(('collection', 'stage', 'suffixes'), [
-    ('layout:own', None, ('hlo.pb',)), ('layout:own', 'all', ('txt',)), ('tile:own', 'before', ('hlo.pb', 'txt'))])
+@pytest.mark.parametrize(
+  ('collection', 'stage', 'suffixes'),
+  [
+    ('layout:own', None, ('hlo.pb',)),
+    ('layout:own', 'all', ('txt',)),
+    ('tile:own', 'before', ('hlo.pb', 'txt')),
+  ],
+)
 def test_dump(tmp_path, collection, stage, suffixes):
   if suffixes == ('txt',):
     pytest.importorskip('jaxlib')
   dump = _write_dump(tmp_path / 'dump', suffixes=suffixes)
-  names = {None: ['f-after', 'g.1-after'], 'before': ['f-before', 'g.1-before'],
-           'all': ['f-after', 'f-before', 'g.1-after', 'g.1-before']}
+  names = {
+    None: ['f-after', 'g.1-after'],
+    'before': ['f-before', 'g.1-before'],
+    'all': ['f-after', 'f-before', 'g.1-after', 'g.1-before'],
+  }
   options = {} if stage is None else {'hlo_stage': stage}
-  assert _convert([dump], tmp_path / 'o', collection=collection, **options) == {'test': names[stage]}
+  assert _convert([dump], tmp_path / 'o', collection=collection, **options) == {
+    'test': names[stage]
+  }
 
 
 @pytest.mark.parametrize('suffixes', [('hlo.pb',), ('txt',), ('hlo.pb', 'txt')])
 def test_stages(tmp_path, suffixes):
   dump = _write_dump(tmp_path, suffixes=suffixes)
-  for stage, stages in {'after': ['after'], 'before': ['before'], 'all': ['before', 'after']}.items():
+  for stage, stages in {
+    'after': ['after'],
+    'before': ['before'],
+    'all': ['before', 'after'],
+  }.items():
     assert _matched([dump], stage) == [
-        _name(i, name, each, suffixes[0]) for i, name in enumerate(('f', 'g.1')) for each in stages]
+      _name(i, name, each, suffixes[0]) for i, name in enumerate(('f', 'g.1')) for each in stages
+    ]
 
 
 @pytest.mark.parametrize('suffixes', [('hlo.pb',), ('txt',), ('hlo.pb', 'txt')])
@@ -111,8 +149,12 @@ def test_text_beside_protobufs_of_other_programs(tmp_path):
   dump = _write_dump(tmp_path, suffixes=('hlo.pb', 'txt'))
   (dump / _name(1, 'g.1', 'after')).unlink()
   assert _matched([dump]) == [_name(0, 'f', 'after'), _name(1, 'g.1', 'after', 'txt')]
-  assert _matched([dump], 'all') == [_name(0, 'f', 'before'), _name(0, 'f', 'after'), _name(1, 'g.1', 'before'),
-                                     _name(1, 'g.1', 'after', 'txt')]
+  assert _matched([dump], 'all') == [
+    _name(0, 'f', 'before'),
+    _name(0, 'f', 'after'),
+    _name(1, 'g.1', 'before'),
+    _name(1, 'g.1', 'after', 'txt'),
+  ]
 
 
 def test_text_of_equal_programs(tmp_path):
@@ -135,7 +177,9 @@ def test_splits_may_be_dumps(tmp_path):
   _write_dump(tmp_path / 'raw' / 'train')
   _write_dump(tmp_path / 'raw' / 'valid', names=('h',))
   assert _convert([tmp_path / 'raw'], tmp_path / 'o', split=None) == {
-      'train': ['f-after', 'g.1-after'], 'valid': ['h-after']}
+    'train': ['f-after', 'g.1-after'],
+    'valid': ['h-after'],
+  }
 
 
 def test_other_programs_in_the_folder_of_a_dump_are_not_read(tmp_path):
@@ -164,7 +208,9 @@ def test_text_by_name_or_glob(tmp_path):
   folder.mkdir()
   for i, name in enumerate(('f.hlo', 'g.txt', 'h')):
     (folder / name).write_bytes(_program(name[0], 2 + i)['txt'])
-  assert _convert([folder / '*.hlo', folder / 'g.txt', folder / 'h'], tmp_path / 'o') == {'test': ['f', 'g', 'h']}
+  assert _convert([folder / '*.hlo', folder / 'g.txt', folder / 'h'], tmp_path / 'o') == {
+    'test': ['f', 'g', 'h']
+  }
 
 
 @testing.needs_shared
@@ -178,11 +224,23 @@ def test_text_of_real_programs(tmp_path):
 
 def test_without_jaxlib(tmp_path):
   dump = _write_dump(tmp_path / 'dump', suffixes=('txt',))
-  command = ('import sys; sys.modules["jaxlib"] = None\n'
-             'from pipelines import convert; sys.exit(convert.main(sys.argv))')
+  command = (
+    'import sys; sys.modules["jaxlib"] = None\n'
+    'from pipelines import convert; sys.exit(convert.main(sys.argv))'
+  )
   result = subprocess.run(
-      [sys.executable, '-c', command, f'--input={dump}', f'--output={tmp_path / "o"}', '--collection=tile:own'],
-      capture_output=True, text=True, cwd=testing.GOLDEN.parents[1])
+    [
+      sys.executable,
+      '-c',
+      command,
+      f'--input={dump}',
+      f'--output={tmp_path / "o"}',
+      '--collection=tile:own',
+    ],
+    capture_output=True,
+    text=True,
+    cwd=testing.GOLDEN.parents[1],
+  )
   assert result.returncode == 1
   assert result.stdout == ''
   assert result.stderr.count('\n') == 1

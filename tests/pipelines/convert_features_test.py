@@ -32,10 +32,16 @@ _CHOICES = feature_choices.FeatureChoices(-1, (user_features.degree, user_featur
 _TILES = str(testing.GOLDEN / 'corner/tile_sel.pb')
 
 
-def _convert(tmp_path, inputs, choices=feature_choices.PUBLISHED, *, collection='tile:own', name='o', **options):
+def _convert(
+  tmp_path, inputs, choices=feature_choices.PUBLISHED, *, collection='tile:own', name='o', **options
+):
   return convert.convert(
-      inputs=[str(path) for path in inputs], directory=str(tmp_path / name),
-      options=options_lib.ConvertOptions(collection=collection, split='train', choices=choices, **options))
+    inputs=[str(path) for path in inputs],
+    directory=str(tmp_path / name),
+    options=options_lib.ConvertOptions(
+      collection=collection, split='train', choices=choices, **options
+    ),
+  )
 
 
 @pytest.fixture
@@ -46,28 +52,42 @@ def tiles(tmp_path):
   return [tmp_path / 'm0.npz', tmp_path / 'm1.npz', _TILES]
 
 
-@pytest.mark.parametrize('choices', [_CHOICES, feature_choices.FeatureChoices(-1), feature_choices.PUBLISHED])
+@pytest.mark.parametrize(
+  'choices', [_CHOICES, feature_choices.FeatureChoices(-1), feature_choices.PUBLISHED]
+)
 def test_beam_writes_what_is_made_in_memory(tiles, choices, tmp_path):
   manifest = _convert(tmp_path, tiles, choices)
-  modules = [module for path in tiles for module in readers.from_file(path, kind='tile', choices=choices).modules]
+  modules = [
+    module
+    for path in tiles
+    for module in readers.from_file(path, kind='tile', choices=choices).modules
+  ]
   found = collections.Counter()
   for path in (tmp_path / 'o/train').iterdir():
     found.update(tf.data.TFRecordDataset(str(path)).as_numpy_iterator())
   assert found == collections.Counter(records.encode_whole(module) for module in modules)
   assert manifest.choices == choices
-  assert (tmp_path / 'o/schema.pbtxt').read_text() == schema.text('tile', num_extra=choices.num_extra)
+  assert (tmp_path / 'o/schema.pbtxt').read_text() == schema.text(
+    'tile', num_extra=choices.num_extra
+  )
   total = statistics.merge_all(map(statistics.Statistics.of, modules)).to_json()
   written = json.loads((tmp_path / 'o/statistics.json').read_text())
   assert written['features'].keys() == total['features'].keys()
   for name, columns in total['features'].items():
     for column in ('min', 'max', 'mean', 'std'):
-      np.testing.assert_allclose(written['features'][name][column], columns[column], rtol=1e-9, atol=1e-9)
+      np.testing.assert_allclose(
+        written['features'][name][column], columns[column], rtol=1e-9, atol=1e-9
+      )
 
 
 def test_a_program_that_knows_the_schema_alone_reads_extra_features(tiles, tmp_path):
   _convert(tmp_path, tiles, _CHOICES)
-  result = subprocess.run([sys.executable, _ROOT / 'docs/read_records.py', tmp_path / 'o'], check=True, text=True,
-                          capture_output=True)
+  result = subprocess.run(
+    [sys.executable, _ROOT / 'docs/read_records.py', tmp_path / 'o'],
+    check=True,
+    text=True,
+    capture_output=True,
+  )
   assert len(result.stdout.splitlines()) == 5
   for graph in loading.load(str(tmp_path / 'o'), 'train'):
     assert graph.node_sets['op']['extra_feat'].shape == [graph.node_sets['op'].total_size, 3]
@@ -75,24 +95,37 @@ def test_a_program_that_knows_the_schema_alone_reads_extra_features(tiles, tmp_p
 
 def _command(*args, **flags):
   flags = {'collection': 'tile:own', 'input': _TILES, 'output': 'o', **flags}
-  return convert.main(['convert.py', *(f'--{name}={value}' for name, value in flags.items()), *args])
+  return convert.main(
+    ['convert.py', *(f'--{name}={value}' for name, value in flags.items()), *args]
+  )
 
 
 def test_flags_reach_the_options(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  assert _command('--extra_features=tests.user_features:degree', '--extra_features=tests.user_features:rank',
-                  layout_padding=-1) == 0
+  assert (
+    _command(
+      '--extra_features=tests.user_features:degree',
+      '--extra_features=tests.user_features:rank',
+      layout_padding=-1,
+    )
+    == 0
+  )
   assert directory_lib.open_directory('o').manifest.choices == _CHOICES
   assert _command(output='p') == 0
   assert directory_lib.open_directory('p').manifest.choices == feature_choices.PUBLISHED
 
 
-@pytest.mark.parametrize(('flags', 'code', 'words'), [
-    ({'layout_padding': 1}, 2, 'layout_padding'), ({'extra_features': ''}, 1, 'wrongly named'),
+@pytest.mark.parametrize(
+  ('flags', 'code', 'words'),
+  [
+    ({'layout_padding': 1}, 2, 'layout_padding'),
+    ({'extra_features': ''}, 1, 'wrongly named'),
     ({'extra_features': 'tests.user_features:none'}, 1, 'no such extra features'),
     ({'extra_features': 'tests.user_features:plain'}, 1, 'no extra features'),
     ({'extra_features': 'no_such_package:f'}, 1, 'no_such_package'),
-    ({'extra_features': 'tests.user_features:fails_on_two_ops'}, 1, 'ZeroDivisionError')])
+    ({'extra_features': 'tests.user_features:fails_on_two_ops'}, 1, 'ZeroDivisionError'),
+  ],
+)
 def test_mistake_is_one_line(flags, code, words, tmp_path, monkeypatch, capfd):
   monkeypatch.chdir(tmp_path)
   assert _command(**flags) == code
@@ -116,7 +149,9 @@ def test_module_on_which_the_function_fails_is_rejected(tmp_path):
   for n in (1, 2, 3):
     np.savez(tmp_path / f'm{n}.npz', **testing.tile_arrays(n=n))
   choices = feature_choices.FeatureChoices(extra=(user_features.fails_on_two_ops,))
-  manifest = _convert(tmp_path, [tmp_path / f'm{n}.npz' for n in (1, 2, 3)], choices, on_error='skip')
+  manifest = _convert(
+    tmp_path, [tmp_path / f'm{n}.npz' for n in (1, 2, 3)], choices, on_error='skip'
+  )
   assert manifest.rejected_inputs == {'extra features failed': 1}
   assert manifest.splits['train'].modules == 2
   [row] = map(json.loads, (tmp_path / 'o/rejected.jsonl').read_text().splitlines())
@@ -124,9 +159,12 @@ def test_module_on_which_the_function_fails_is_rejected(tmp_path):
   assert row['where'] == "tests.user_features:fails_on_two_ops for module 'm2'"
 
 
-@pytest.mark.parametrize('other', [
-    feature_choices.PUBLISHED, feature_choices.FeatureChoices(-1, (user_features.rank,))])
-def test_interrupted_conversion_is_not_completed_with_other_choices(tiles, other, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+  'other', [feature_choices.PUBLISHED, feature_choices.FeatureChoices(-1, (user_features.rank,))]
+)
+def test_interrupted_conversion_is_not_completed_with_other_choices(
+  tiles, other, tmp_path, monkeypatch
+):
   def interrupt(*_):
     raise KeyboardInterrupt
 
@@ -151,23 +189,38 @@ def _program(path, opcodes):
 
 
 def test_unknown_opcodes_are_counted_over_all_modules(tmp_path, capsys):
-  inputs = [_program(tmp_path / 'a.pb', ['add', 'topk', 'zeta', 'topk', 'ragged-all-to-all', '']),
-            _program(tmp_path / 'b.pb', ['topk', 'alpha', 'zeta', 'add'])]
+  inputs = [
+    _program(tmp_path / 'a.pb', ['add', 'topk', 'zeta', 'topk', 'ragged-all-to-all', '']),
+    _program(tmp_path / 'b.pb', ['topk', 'alpha', 'zeta', 'add']),
+  ]
   manifest = _convert(tmp_path, inputs, collection='layout:own')
   assert list(manifest.unknown_opcodes.items()) == [
-      ('topk', 3), ('zeta', 2), ('', 1), ('alpha', 1), ('ragged-all-to-all', 1)]
+    ('topk', 3),
+    ('zeta', 2),
+    ('', 1),
+    ('alpha', 1),
+    ('ragged-all-to-all', 1),
+  ]
   assert directory_lib.open_directory(str(tmp_path / 'o')).manifest == manifest
-  assert ("8 ops of unknown opcodes (id 0): topk 3, zeta 2, '' 1, alpha 1, ragged-all-to-all 1"
-          in description.describe(manifest).splitlines())
+  assert (
+    "8 ops of unknown opcodes (id 0): topk 3, zeta 2, '' 1, alpha 1, ragged-all-to-all 1"
+    in description.describe(manifest).splitlines()
+  )
 
 
 def test_many_unknown_opcodes(tmp_path):
   names = [f'x{i:03}' for i in range(150)] + ['z' * 5000, 'line\nfeed', '\x1b[31m']
-  manifest = _convert(tmp_path, [_program(tmp_path / 'a.pb', names + names[120:])], collection='layout:own')
-  expected = sorted({**dict.fromkeys(names[:120], 1), **{name[:100]: 2 for name in names[120:]}}.items(),
-                    key=lambda pair: (-pair[1], pair[0]))
-  assert list(manifest.unknown_opcodes.items()) == expected[:manifest_lib.MAX_UNKNOWN_OPCODES]
-  [line] = [line for line in description.describe(manifest).splitlines() if 'unknown opcodes' in line]
+  manifest = _convert(
+    tmp_path, [_program(tmp_path / 'a.pb', names + names[120:])], collection='layout:own'
+  )
+  expected = sorted(
+    {**dict.fromkeys(names[:120], 1), **{name[:100]: 2 for name in names[120:]}}.items(),
+    key=lambda pair: (-pair[1], pair[0]),
+  )
+  assert list(manifest.unknown_opcodes.items()) == expected[: manifest_lib.MAX_UNKNOWN_OPCODES]
+  [line] = [
+    line for line in description.describe(manifest).splitlines() if 'unknown opcodes' in line
+  ]
   assert line.isprintable()
   assert line.endswith(', and 90 more in manifest.json')
 
@@ -180,9 +233,17 @@ def test_known_opcodes_need_no_word(tiles, tmp_path):
 
 def test_programs_without_configs_are_told(tmp_path):
   np.savez(tmp_path / 'm.npz', **testing.layout_arrays())
-  inputs = [tmp_path / 'm.npz', _program(tmp_path / 'a.pb', ['add']), _program(tmp_path / 'b.pb', ['add', 'dot'])]
+  inputs = [
+    tmp_path / 'm.npz',
+    _program(tmp_path / 'a.pb', ['add']),
+    _program(tmp_path / 'b.pb', ['add', 'dot']),
+  ]
   for paths, without in ((inputs[:1], 0), (inputs[:2], 1), (inputs, 2)):
     manifest = _convert(tmp_path, paths, collection='layout:own', name=f'o{without}')
     assert manifest.splits['train'].without_configs == without
-    lines = [line for line in description.describe(manifest).splitlines() if 'without configs' in line]
-    assert [line.split(' without')[0] for line in lines] == [[], ['1 module'], ['2 modules']][without]
+    lines = [
+      line for line in description.describe(manifest).splitlines() if 'without configs' in line
+    ]
+    assert [line.split(' without')[0] for line in lines] == [[], ['1 module'], ['2 modules']][
+      without
+    ]

@@ -1,4 +1,6 @@
-"""Tests of pipelines.convert: which inputs are found, the split that each module goes to, and corner cases."""
+"""Tests of pipelines.convert: which inputs are found, the split that each module goes to, and
+corner cases.
+"""
 
 import collections
 import json
@@ -51,19 +53,33 @@ def test_equal_graphs_share_their_split(tmp_path):
 
 def module_of(arrays):
   arrays = dict(arrays)
-  return module_lib.Module(module_id='m', kind='tile', config_id=np.arange(len(arrays['config_runtime'])),
-                           node_splits=np.array([0]), **arrays)
+  return module_lib.Module(
+    module_id='m',
+    kind='tile',
+    config_id=np.arange(len(arrays['config_runtime'])),
+    node_splits=np.array([0]),
+    **arrays,
+  )
 
 
-@given(topology=st.integers(0, 30), seeds=st.lists(st.integers(0, 99), min_size=2, max_size=2), seed=st.integers(0, 5),
-       names=st.lists(st.text('abcé/.', max_size=6), min_size=2, max_size=2), reverse=st.booleans())
+@given(
+  topology=st.integers(0, 30),
+  seeds=st.lists(st.integers(0, 99), min_size=2, max_size=2),
+  seed=st.integers(0, 5),
+  names=st.lists(st.text('abcé/.', max_size=6), min_size=2, max_size=2),
+  reverse=st.booleans(),
+)
 @settings(max_examples=50, deadline=None)
 def test_split_depends_on_graph_and_seed_alone(topology, seeds, seed, names, reverse):
   first, second = (same_graph(topology, own) for own in seeds)
   if reverse:
-    second['edge_index'] = second['edge_index'][::-1]  # The order of edges is not part of the graph.
-  found = {steps.split_of(module_of(arrays), f'd/{name}/m.npz', converting.options(seed=seed))
-           for arrays, name in ((first, names[0]), (second, names[1]))}
+    second['edge_index'] = second['edge_index'][
+      ::-1
+    ]  # The order of edges is not part of the graph.
+  found = {
+    steps.split_of(module_of(arrays), f'd/{name}/m.npz', converting.options(seed=seed))
+    for arrays, name in ((first, names[0]), (second, names[1]))
+  }
   assert len(found) == 1
   assert found <= {'train', 'valid', 'test'}
 
@@ -78,9 +94,16 @@ def test_shares_of_the_splits():
     assert 60 < shares['test'] < 140
 
 
-@pytest.mark.parametrize(('path', 'split'), [
-    ('train/m.npz', 'train'), ('/d/valid/m.npz', 'valid'), ('gs://b/test/m.npz', 'test'), ('d\\test\\m.npz', 'test'),
-    ('d/train/valid/m.npz', 'valid')])
+@pytest.mark.parametrize(
+  ('path', 'split'),
+  [
+    ('train/m.npz', 'train'),
+    ('/d/valid/m.npz', 'valid'),
+    ('gs://b/test/m.npz', 'test'),
+    ('d\\test\\m.npz', 'test'),
+    ('d/train/valid/m.npz', 'valid'),
+  ],
+)
 def test_folder_decides(path, split):
   for seed in range(8):
     module = module_of(testing.tile_arrays(seed=seed))
@@ -88,31 +111,45 @@ def test_folder_decides(path, split):
     assert steps.split_of(module, path, converting.options(split='test')) == 'test'
 
 
-@pytest.mark.parametrize('path', ['m.npz', 'train.npz', 'train', 'train/d/m.npz', 'trainx/m.npz', 'TRAIN/m.npz'])
+@pytest.mark.parametrize(
+  'path', ['m.npz', 'train.npz', 'train', 'train/d/m.npz', 'trainx/m.npz', 'TRAIN/m.npz']
+)
 def test_other_folders_do_not(path):
-  splits = {steps.split_of(module_of(testing.tile_arrays(seed=seed)), path, converting.options())
-            for seed in range(40)}
+  splits = {
+    steps.split_of(module_of(testing.tile_arrays(seed=seed)), path, converting.options())
+    for seed in range(40)
+  }
   assert len(splits) > 1
 
 
 def test_split_is_forced(tmp_path):
   for split in ('train', 'valid', 'test', 'other'):
     converting.save(tmp_path / f'in/{split}/{split}.npz', testing.tile_arrays())
-  manifest = converting.run(tmp_path / 'in/*/*.npz', tmp_path / 'o', converting.options(split='valid'))
+  manifest = converting.run(
+    tmp_path / 'in/*/*.npz', tmp_path / 'o', converting.options(split='valid')
+  )
   assert list(manifest.splits) == ['valid']
   assert manifest.splits['valid'].modules == 4
 
 
 def test_test_files_are_unmeasured(tmp_path):
   converting.save(tmp_path / 'in/train/m.npz', testing.tile_arrays())
-  converting.save(tmp_path / 'in/test/m.npz', testing.tile_arrays(config_runtime=np.zeros(6, np.int64),
-                                                       config_runtime_normalizers=np.ones(6, np.int64)))
+  converting.save(
+    tmp_path / 'in/test/m.npz',
+    testing.tile_arrays(
+      config_runtime=np.zeros(6, np.int64), config_runtime_normalizers=np.ones(6, np.int64)
+    ),
+  )
   manifest = converting.run(tmp_path / 'in', tmp_path / 'o', converting.options())
   assert [(name, split.modules, split.measured) for name, split in manifest.splits.items()] == [
-      ('train', 1, 1), ('test', 1, 0)]
+    ('train', 1, 1),
+    ('test', 1, 0),
+  ]
   (record,) = converting.read_split(tmp_path / 'o', 'test')
   features = converting.parse(record)
-  assert features['context/config_runtime'] == features['context/config_runtime_normalizer'] == [-1] * 6
+  assert (
+    features['context/config_runtime'] == features['context/config_runtime_normalizer'] == [-1] * 6
+  )
   assert '1 unmeasured' in description.describe(manifest)
 
 
@@ -124,13 +161,22 @@ def found(inputs, collection='tile:xla'):
 
 
 def test_tree_of_collections(tmp_path):
-  for name in ('tile/xla/train/a', 'tile/xla/test/b', 'layout/xla/random/train/c', 'layout/xla/default/valid/d'):
+  for name in (
+    'tile/xla/train/a',
+    'tile/xla/test/b',
+    'layout/xla/random/train/c',
+    'layout/xla/default/valid/d',
+  ):
     converting.save(tmp_path / f'{name}.npz', testing.tile_arrays())
   for root in (tmp_path, f'{tmp_path}/', tmp_path / 'tile/xla'):
     inputs = found([root])
     assert inputs.files == 2
     assert inputs.bytes == sum(path.stat().st_size for path in (tmp_path / 'tile').rglob('*.npz'))
-  assert found([tmp_path], 'layout:xla:random').files == found([tmp_path], 'layout:xla:default').files == 1
+  assert (
+    found([tmp_path], 'layout:xla:random').files
+    == found([tmp_path], 'layout:xla:default').files
+    == 1
+  )
 
 
 def test_folder_file_and_glob(tmp_path, monkeypatch):
@@ -168,8 +214,16 @@ def test_name_that_is_no_unicode(tmp_path):
   assert caught.value.found.isascii()
 
 
-@pytest.mark.parametrize('kwargs', [{'collection': 'tail:xla'}, {'collection': 'tile'}, {'num_shards': 0},
-                                    {'max_configs': 0}, {'max_bytes': 0}])
+@pytest.mark.parametrize(
+  'kwargs',
+  [
+    {'collection': 'tail:xla'},
+    {'collection': 'tile'},
+    {'num_shards': 0},
+    {'max_configs': 0},
+    {'max_bytes': 0},
+  ],
+)
 def test_wrong_options(kwargs):
   with pytest.raises(errors.InputError):
     converting.options(**kwargs)
@@ -180,24 +234,34 @@ def test_wrong_options(kwargs):
 
 def test_unicode_names(tmp_path):
   names = ('größe', '数据 1', "a'b", 'x.y', '🦊')
-  paths = [converting.save(tmp_path / f'ein gabe/ü {name}.npz', testing.tile_arrays(seed=i))
-           for i, name in enumerate(names)]
+  paths = [
+    converting.save(tmp_path / f'ein gabe/ü {name}.npz', testing.tile_arrays(seed=i))
+    for i, name in enumerate(names)
+  ]
   opts = converting.options(split='train')
   converting.run(tmp_path / 'ein gabe', tmp_path / 'aus gäbe', opts)
   assert converting.read_all(tmp_path / 'aus gäbe') == converting.in_memory(paths, opts)[0]
-  found = {converting.parse(record)['context/module_id'][0].decode()
-           for record in converting.read_split(tmp_path / 'aus gäbe', 'train')}
+  found = {
+    converting.parse(record)['context/module_id'][0].decode()
+    for record in converting.read_split(tmp_path / 'aus gäbe', 'train')
+  }
   assert found == {f'ü {name}' for name in names}
 
 
 def test_smallest_modules(tmp_path):
   no_edges = np.zeros((0, 2), np.int64)
-  tile = [converting.save(tmp_path / 'tile/one_op.npz', testing.tile_arrays(n=1)),
-          converting.save(tmp_path / 'tile/no_edges.npz', testing.tile_arrays(n=5, edge_index=no_edges)),
-          converting.save(tmp_path / 'tile/one_config.npz', testing.tile_arrays(c=1)),
-          converting.save(tmp_path / 'tile/least.npz', testing.tile_arrays(n=1, c=1))]
-  layout = [converting.save(tmp_path / 'layout/least.npz', testing.layout_arrays(n=1, c=1, nc=1)),
-            converting.save(tmp_path / 'layout/nothing_to_configure.npz', testing.layout_arrays(n=3, c=1, nc=0))]
+  tile = [
+    converting.save(tmp_path / 'tile/one_op.npz', testing.tile_arrays(n=1)),
+    converting.save(tmp_path / 'tile/no_edges.npz', testing.tile_arrays(n=5, edge_index=no_edges)),
+    converting.save(tmp_path / 'tile/one_config.npz', testing.tile_arrays(c=1)),
+    converting.save(tmp_path / 'tile/least.npz', testing.tile_arrays(n=1, c=1)),
+  ]
+  layout = [
+    converting.save(tmp_path / 'layout/least.npz', testing.layout_arrays(n=1, c=1, nc=1)),
+    converting.save(
+      tmp_path / 'layout/nothing_to_configure.npz', testing.layout_arrays(n=3, c=1, nc=0)
+    ),
+  ]
   for kind, paths in (('tile', tile), ('layout', layout)):
     opts = converting.options(f'{kind}:own', split='train')
     manifest = converting.run(tmp_path / kind, tmp_path / f'o{kind}', opts)
@@ -216,15 +280,24 @@ def test_configs_are_dealt_to_several_records(tmp_path):
   assert sorted(len(features['context/config_id']) for features in parsed) == [8, 8, 9]
   assert sorted(i for features in parsed for i in features['context/config_id']) == list(range(25))
   for features in parsed:
-    assert features['context/config_runtime'] == [1000 * (1 + i) for i in features['context/config_id']]
+    assert features['context/config_runtime'] == [
+      1000 * (1 + i) for i in features['context/config_id']
+    ]
     assert features['nodes/op.#size'] == [4]
 
 
 def test_modules_of_a_protobuf(tmp_path):
-  manifest = converting.run(testing.GOLDEN / 'corner/tile_sel.pb', tmp_path / 'o', converting.options(split='train'))
+  manifest = converting.run(
+    testing.GOLDEN / 'corner/tile_sel.pb', tmp_path / 'o', converting.options(split='train')
+  )
   assert (manifest.splits['train'].modules, manifest.splits['train'].configs) == (3, 10)
   assert manifest.dropped_runs == {'no profile': 1, 'run failed (error set)': 1, 'time <= 1 ns': 1}
-  assert manifest.skipped_modules == {'a run without tile config': 1, 'at most one run': 1, 'no HLO module': 1}
-  assert sorted(converting.parse(record)['context/module_id'][0]
-                for record in converting.read_split(tmp_path / 'o', 'train')) == [
-      b'a_000000000000000b', b'a_000000000000000e', b'e_0000000000000010']
+  assert manifest.skipped_modules == {
+    'a run without tile config': 1,
+    'at most one run': 1,
+    'no HLO module': 1,
+  }
+  assert sorted(
+    converting.parse(record)['context/module_id'][0]
+    for record in converting.read_split(tmp_path / 'o', 'train')
+  ) == [b'a_000000000000000b', b'a_000000000000000e', b'e_0000000000000010']

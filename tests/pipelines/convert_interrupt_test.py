@@ -28,10 +28,23 @@ def tiles(tmp_path_factory):
 @contextlib.contextmanager
 def started(inputs, directory, beam_args):
   """A conversion in a process group of its own, as a shell makes one for a command."""
-  command = [sys.executable, str(converting.ROOT / 'pipelines/convert.py'), '--collection=tile:x', f'--input={inputs}',
-             f'--output={directory}', '--', *beam_args]
-  process = subprocess.Popen(command, env=converting.subprocess_environment(), start_new_session=True, text=True,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+  command = [
+    sys.executable,
+    str(converting.ROOT / 'pipelines/convert.py'),
+    '--collection=tile:x',
+    f'--input={inputs}',
+    f'--output={directory}',
+    '--',
+    *beam_args,
+  ]
+  process = subprocess.Popen(
+    command,
+    env=converting.subprocess_environment(),
+    start_new_session=True,
+    text=True,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+  )
   try:
     yield process
   finally:
@@ -55,9 +68,12 @@ def wait_until(holds):
     time.sleep(0.002)
 
 
-@pytest.mark.parametrize('beam_args', [(), converting.TWO_PROCESSES], ids=['one process', 'two processes'])
-@pytest.mark.parametrize(('name', 'seconds'), [('in_progress.json', 0.5), ('.spill', 0)],
-                         ids=['at the start', 'at work'])
+@pytest.mark.parametrize(
+  'beam_args', [(), converting.TWO_PROCESSES], ids=['one process', 'two processes']
+)
+@pytest.mark.parametrize(
+  ('name', 'seconds'), [('in_progress.json', 0.5), ('.spill', 0)], ids=['at the start', 'at work']
+)
 @pytest.mark.parametrize('kill', [os.killpg, os.kill], ids=['all', 'main process'])
 def test_interrupt(tiles, tmp_path, beam_args, name, seconds, kill):
   directory = tmp_path / 'o'
@@ -82,6 +98,7 @@ def test_a_runner_that_hides_it(tiles, tmp_path, monkeypatch, hides):
       if not hides:
         raise RuntimeError('KeyboardInterrupt') from error
     return process(self, element)
+
   monkeypatch.setattr(steps.WriteShard, 'process', interrupted)
   with pytest.raises(KeyboardInterrupt):
     converting.run(tiles / 'm1.npz', tmp_path / 'o', converting.options())

@@ -1,4 +1,6 @@
-"""Tests of the job that pipelines.convert hands to a runner, and of its steps in another interpreter."""
+"""Tests of the job that pipelines.convert hands to a runner, and of its steps in another
+interpreter.
+"""
 
 import pickle
 import subprocess
@@ -30,7 +32,11 @@ def job(inputs, directory):
   """The pipeline of a conversion as a runner gets it, and label -> step."""
   pipeline = beam.Pipeline(fn_runner.FnApiRunner())
   patterns = inputs_lib.find_inputs([str(name) for name in inputs], 'tile:xla').patterns
-  _ = pipeline | 'Patterns' >> beam.Create(patterns) | 'Convert' >> transform.Convert(str(directory), OPTIONS)
+  _ = (
+    pipeline
+    | 'Patterns' >> beam.Create(patterns)
+    | 'Convert' >> transform.Convert(str(directory), OPTIONS)
+  )
   proto = pipeline.to_runner_api()
   return proto, {step.unique_name: step for step in proto.components.transforms.values()}
 
@@ -41,7 +47,9 @@ def test_size_of_the_job_does_not_depend_on_the_number_of_files(tmp_path):
     for i in range(first, last):
       (tmp_path / f'm{i}.npz').write_bytes(b'')
     sizes.append(len(job([tmp_path], '/o')[0].SerializeToString()))
-  assert sizes[1] < sizes[0] + 1000 < 1 << 20  # Pickled steps differ by some bytes; 2000 names would be 10 kB and more.
+  assert (
+    sizes[1] < sizes[0] + 1000 < 1 << 20
+  )  # Pickled steps differ by some bytes; 2000 names would be 10 kB and more.
 
 
 def test_files_are_spread_before_they_are_read(tiles):
@@ -93,12 +101,22 @@ def test_steps_run_in_a_fresh_interpreter(tmp_path):
   manifest = converting.run(path, tmp_path / 'o', opts)
   directory = str(tmp_path / 'fresh')
   output.begin(directory, request={}, overwrite=False)
-  steps = (steps_lib.ReadModules(directory, opts), steps_lib.AssignShards(1),
-           steps_lib.WriteShard(directory), steps_lib.MergeStatistics(directory),
-           steps_lib.Publish(directory, opts))
+  steps = (
+    steps_lib.ReadModules(directory, opts),
+    steps_lib.AssignShards(1),
+    steps_lib.WriteShard(directory),
+    steps_lib.MergeStatistics(directory),
+    steps_lib.Publish(directory, opts),
+  )
   message = pickle.dumps((pickle.dumps(steps), pickler.dumps(steps), path))
-  result = subprocess.run([sys.executable, '-c', FRESH], input=message, capture_output=True, cwd=tmp_path,
-                          env=converting.subprocess_environment(), check=False)
+  result = subprocess.run(
+    [sys.executable, '-c', FRESH],
+    input=message,
+    capture_output=True,
+    cwd=tmp_path,
+    env=converting.subprocess_environment(),
+    check=False,
+  )
   assert result.returncode == 0, result.stderr.decode()
   assert result.stdout.decode() == manifest.dumps() + '\n'
   output.end(directory)

@@ -1,4 +1,6 @@
-"""Thousands of files, of which one in a hundred is damaged: every good one is in, every bad one is told."""
+"""Thousands of files, of which one in a hundred is damaged: every good one is in, every bad one
+is told.
+"""
 
 import io
 import json
@@ -36,7 +38,8 @@ def npz(content, save=np.savez):
   return file.getvalue()
 
 
-# Each way to damage a file: number of the file -> its bytes, the reason for which it is refused, the array and what of
+# Each way to damage a file: number of the file -> its bytes, the reason for which it is refused,
+# the array and what of
 # `found` tells more.
 
 
@@ -46,7 +49,7 @@ def no_bytes(i):
 
 def truncated(i):
   data = npz(arrays(i))
-  return data[:len(data) * (1 + i % 97) // 99], 'damaged or truncated npz file', None, ''
+  return data[: len(data) * (1 + i % 97) // 99], 'damaged or truncated npz file', None, ''
 
 
 def a_page(i):
@@ -58,9 +61,16 @@ def wrong_byte(i):
   data = bytearray(npz(arrays(i)))
   with zipfile.ZipFile(io.BytesIO(data)) as archive:
     member = archive.infolist()[i % 7]
-  lengths = struct.unpack('<HH', data[member.header_offset + 26:member.header_offset + 30])  # Of name and extra field.
+  lengths = struct.unpack(
+    '<HH', data[member.header_offset + 26 : member.header_offset + 30]
+  )  # Of name and extra field.
   data[member.header_offset + 30 + sum(lengths) + member.file_size - 1] ^= 1
-  return bytes(data), 'damaged or truncated npz file', None, f"Bad CRC-32 for file '{member.filename}'"
+  return (
+    bytes(data),
+    'damaged or truncated npz file',
+    None,
+    f"Bad CRC-32 for file '{member.filename}'",
+  )
 
 
 def no_array(i):
@@ -107,20 +117,45 @@ def no_int8(i):
 def bomb(i):
   """A small file with a large array of zeros."""
   content = arrays(i, node_feat=np.zeros((1000 + i, 140), np.float32))
-  return npz(content, np.savez_compressed), 'array too large', 'node_feat', f'{560 * (1000 + i)} bytes'
+  return (
+    npz(content, np.savez_compressed),
+    'array too large',
+    'node_feat',
+    f'{560 * (1000 + i)} bytes',
+  )
 
 
 def lying_header(i):
   """It claims one op more than there is."""
   shapes = [f'({size}, 140)'.encode() for size in (size_of(i), size_of(i) + 1)]
-  with zipfile.ZipFile(io.BytesIO(npz(arrays(i)))) as source, zipfile.ZipFile(out := io.BytesIO(), 'w') as archive:
+  with (
+    zipfile.ZipFile(io.BytesIO(npz(arrays(i)))) as source,
+    zipfile.ZipFile(out := io.BytesIO(), 'w') as archive,
+  ):
     for name in source.namelist():
       archive.writestr(name, source.read(name).replace(*shapes))
-  return out.getvalue(), 'header does not fit the data', 'node_feat', f'{560 * size_of(i)} bytes of data'
+  return (
+    out.getvalue(),
+    'header does not fit the data',
+    'node_feat',
+    f'{560 * size_of(i)} bytes of data',
+  )
 
 
-WAYS = (no_bytes, truncated, a_page, wrong_byte, no_array, wrong_shape, index_out_of_range, not_a_number, pickled,
-        no_int8, bomb, lying_header)
+WAYS = (
+  no_bytes,
+  truncated,
+  a_page,
+  wrong_byte,
+  no_array,
+  wrong_shape,
+  index_out_of_range,
+  not_a_number,
+  pickled,
+  no_int8,
+  bomb,
+  lying_header,
+)
 
 
 def test_thousands_of_files_of_which_some_are_damaged(tmp_path):
@@ -137,7 +172,9 @@ def test_thousands_of_files_of_which_some_are_damaged(tmp_path):
       path.write_bytes(contents[i % CONTENTS])
   assert len(expected) == FILES // EVERY >= len(WAYS)
 
-  opts = converting.options('layout:many', on_error='skip', num_shards=4, max_array_bytes=MAX_ARRAY_BYTES)
+  opts = converting.options(
+    'layout:many', on_error='skip', num_shards=4, max_array_bytes=MAX_ARRAY_BYTES
+  )
   manifest = converting.run(tmp_path, tmp_path / 'o', opts)
 
   rows = [json.loads(line) for line in (tmp_path / 'o/rejected.jsonl').read_text().splitlines()]
@@ -151,8 +188,16 @@ def test_thousands_of_files_of_which_some_are_damaged(tmp_path):
 
   total = sum(size_of(i) for i in good)
   sizes = [split.total_sizes for split in manifest.splits.values()]
-  for name, number in (('ops', total), ('configs', total), ('edges', total - len(good)), ('config_ops', 2 * len(good))):
+  for name, number in (
+    ('ops', total),
+    ('configs', total),
+    ('edges', total - len(good)),
+    ('config_ops', 2 * len(good)),
+  ):
     assert sum(size[name] for size in sizes) == number, name
-  names = [records.decode_module_id(record) for split in manifest.splits
-           for record in converting.read_split(tmp_path / 'o', split)]
+  names = [
+    records.decode_module_id(record)
+    for split in manifest.splits
+    for record in converting.read_split(tmp_path / 'o', split)
+  ]
   assert sorted(names) == sorted(f'm{i}' for i in good)

@@ -1,4 +1,6 @@
-"""Tests of pipelines.convert with --keep_hops: records, statistics and counts are those of the reduced graphs."""
+"""Tests of pipelines.convert with --keep_hops: records, statistics and counts are those of the
+reduced graphs.
+"""
 
 import dataclasses
 import json
@@ -29,14 +31,20 @@ both = pytest.mark.parametrize('rest', reduction.RESTS)
 
 
 def options(hops, rest=None, **kwargs):
-  return converting.options('layout:own', **{'split': 'train', 'num_shards': 2, **kwargs}, keep_hops=hops, rest=rest)
+  return converting.options(
+    'layout:own', **{'split': 'train', 'num_shards': 2, **kwargs}, keep_hops=hops, rest=rest
+  )
 
 
 def arrays(i):
-  """A chain of 5 to 10 ops in three computations; the configurable ones are two in its midst. 9 configs."""
+  """A chain of 5 to 10 ops in three computations; the configurable ones are two in its midst. 9
+  configs.
+  """
   n = 5 + i
   splits = np.array([[0, 2, 4, n]])
-  return testing.layout_arrays(n=n, c=9, seed=i, node_config_ids=np.array([3, 2]), node_splits=splits)
+  return testing.layout_arrays(
+    n=n, c=9, seed=i, node_config_ids=np.array([3, 2]), node_splits=splits
+  )
 
 
 @pytest.fixture(scope='module')
@@ -67,7 +75,9 @@ def check_equal(found, expected):
   for field in dataclasses.fields(expected):
     # Of the last, records tell nothing; of the splits, what `computation` does.
     if field.name not in ('node_splits', 'dropped_runs', 'unknown_opcodes', 'default_config'):
-      np.testing.assert_array_equal(getattr(found, field.name), getattr(expected, field.name), err_msg=field.name)
+      np.testing.assert_array_equal(
+        getattr(found, field.name), getattr(expected, field.name), err_msg=field.name
+      )
 
 
 @both
@@ -80,12 +90,16 @@ def test_records_statistics_and_counts(layouts, tmp_path, hops, rest):
   for name, (_, expected) in pairs.items():
     check_equal(found[name], expected)
   assert (manifest.options['keep_hops'], manifest.options['rest']) == (hops, rest)
-  removed = [sum(getattr(whole, what) - getattr(small, what) for whole, small in pairs.values())
-             for what in ('num_ops', 'num_edges')]
+  removed = [
+    sum(getattr(whole, what) - getattr(small, what) for whole, small in pairs.values())
+    for what in ('num_ops', 'num_edges')
+  ]
   assert [manifest.removed_ops, manifest.removed_edges] == removed
   assert min(removed) > 0
   sizes = manifest.splits['train'].total_sizes
-  assert sizes['ops'] == 3 * sum(small.num_ops for _, small in pairs.values())  # 9 configs are three records.
+  assert sizes['ops'] == 3 * sum(
+    small.num_ops for _, small in pairs.values()
+  )  # 9 configs are three records.
   assert sizes['config_ops'] == 3 * 2 * len(pairs)
   total = statistics.merge_all(statistics.Statistics.of(pairs[name][1]) for name in sorted(pairs))
   converting.assert_close(json.loads((tmp_path / 'o/statistics.json').read_text()), total.to_json())
@@ -105,8 +119,14 @@ def test_drop_is_the_default():
   assert options(None).rest is None
 
 
-@pytest.mark.parametrize(('kwargs', 'where'), [
-    ({'hops': -1}, 'hops'), ({'hops': 1, 'rest': 'merge'}, 'rest'), ({'hops': None, 'rest': 'drop'}, '--rest')])
+@pytest.mark.parametrize(
+  ('kwargs', 'where'),
+  [
+    ({'hops': -1}, 'hops'),
+    ({'hops': 1, 'rest': 'merge'}, 'rest'),
+    ({'hops': None, 'rest': 'drop'}, '--rest'),
+  ],
+)
 def test_wrong_options(kwargs, where):
   with pytest.raises(errors.InputError) as caught:
     options(**kwargs)
@@ -123,9 +143,13 @@ def test_tile_modules_have_nothing_to_keep():
 def test_corner_cases(tmp_path, rest):
   """One op; no edges; all ops configurable; nothing configurable; no measurement."""
   no_edges = np.zeros((0, 2), int)
-  raw = {'one': testing.layout_arrays(n=1, nc=1), 'unconnected': testing.layout_arrays(edge_index=no_edges),
-         'all': testing.layout_arrays(nc=4), 'none': testing.layout_arrays(nc=0),
-         'unmeasured': testing.layout_arrays(config_runtime=np.zeros(6, int))}
+  raw = {
+    'one': testing.layout_arrays(n=1, nc=1),
+    'unconnected': testing.layout_arrays(edge_index=no_edges),
+    'all': testing.layout_arrays(nc=4),
+    'none': testing.layout_arrays(nc=0),
+    'unmeasured': testing.layout_arrays(config_runtime=np.zeros(6, int)),
+  }
   for name, content in raw.items():
     converting.save(tmp_path / f'in/{name}.npz', content)
   manifest = converting.run(tmp_path / 'in', tmp_path / 'o', options(0, rest))
@@ -146,16 +170,30 @@ def test_split_and_unknown_opcodes_are_those_of_the_whole_graph(layouts, tmp_pat
   for hops in (None, 0):
     opts = options(hops, rest if hops == 0 else None, split=None)
     manifest = converting.run(tmp_path / 'in', tmp_path / f'o{hops}', opts)
-    found.append(({name: part.modules for name, part in manifest.splits.items()}, manifest.unknown_opcodes,
-                  {split: sorted(map(records.decode_module_id, converting.read_split(tmp_path / f'o{hops}', split)))
-                   for split in manifest.splits}))
+    found.append(
+      (
+        {name: part.modules for name, part in manifest.splits.items()},
+        manifest.unknown_opcodes,
+        {
+          split: sorted(
+            map(records.decode_module_id, converting.read_split(tmp_path / f'o{hops}', split))
+          )
+          for split in manifest.splits
+        },
+      )
+    )
   assert found[0] == found[1]
 
 
 def test_unknown_opcodes_of_removed_ops_are_counted(tmp_path, monkeypatch):
-  whole = dataclasses.replace(npz.load(converting.save(tmp_path / 'm.npz', testing.layout_arrays())),
-                              unknown_opcodes={'erf': 1}, node_opcode=np.array([1, 2, 3, 0]))
-  monkeypatch.setattr(steps.readers, 'stream', lambda *args, **kwargs: ([streams.ConfigStream.of(whole)], {}))
+  whole = dataclasses.replace(
+    npz.load(converting.save(tmp_path / 'm.npz', testing.layout_arrays())),
+    unknown_opcodes={'erf': 1},
+    node_opcode=np.array([1, 2, 3, 0]),
+  )
+  monkeypatch.setattr(
+    steps.readers, 'stream', lambda *args, **kwargs: ([streams.ConfigStream.of(whole)], {})
+  )
   manifest = converting.run(tmp_path / 'm.npz', tmp_path / 'o', options(0))
   assert manifest.removed_ops == 2
   assert manifest.unknown_opcodes == {'erf': 1}
@@ -163,7 +201,9 @@ def test_unknown_opcodes_of_removed_ops_are_counted(tmp_path, monkeypatch):
 
 @both
 def test_configs_are_selected_as_without(layouts, tmp_path, rest):
-  opts = dataclasses.replace(options(0, rest), configs=selection.ConfigSelection(max_configs=3, seed=1))
+  opts = dataclasses.replace(
+    options(0, rest), configs=selection.ConfigSelection(max_configs=3, seed=1)
+  )
   converting.run(layouts, tmp_path / 'o', opts)
   converting.run(layouts, tmp_path / 'whole', dataclasses.replace(opts, keep_hops=None, rest=None))
   whole = modules(tmp_path / 'whole')
@@ -176,8 +216,13 @@ def test_configs_are_selected_as_without(layouts, tmp_path, rest):
 def test_configs_are_still_streamed(layouts, tmp_path, monkeypatch):
   """The graph is reduced without a config in memory, and blocks are read as ever."""
   seen, keep_hops = [], reduction.keep_hops
-  monkeypatch.setattr(reduction, 'keep_hops', lambda module, *args, **kwargs: seen.append(module.num_configs) or
-                      keep_hops(module, *args, **kwargs))
+  monkeypatch.setattr(
+    reduction,
+    'keep_hops',
+    lambda module, *args, **kwargs: (
+      seen.append(module.num_configs) or keep_hops(module, *args, **kwargs)
+    ),
+  )
   converting.run(layouts, tmp_path / 'o', options(1))
   monkeypatch.setattr(streams, 'BLOCK_BYTES', 50)
   monkeypatch.setattr(streams, 'IN_MEMORY_BYTES', -1)
@@ -208,7 +253,9 @@ def test_counters(layouts, tmp_path):
   found = {counter.key.metric.name: counter.committed for counter in metrics['counters']}
   pairs = reduced(layouts, 0, 'drop').values()
   assert found['removed_ops'] == sum(whole.num_ops - small.num_ops for whole, small in pairs) > 0
-  assert found['removed_edges'] == sum(whole.num_edges - small.num_edges for whole, small in pairs) > 0
+  assert (
+    found['removed_edges'] == sum(whole.num_edges - small.num_edges for whole, small in pairs) > 0
+  )
 
 
 @pytest.mark.slow

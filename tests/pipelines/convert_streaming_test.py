@@ -1,4 +1,6 @@
-"""Tests of pipelines.convert: configs streamed, sampled and merged, records that spill, too many bad inputs."""
+"""Tests of pipelines.convert: configs streamed, sampled and merged, records that spill, too many
+bad inputs.
+"""
 
 import collections
 import io
@@ -40,13 +42,20 @@ def save(path, arrays, how=np.savez_compressed):
 
 def run(inputs, directory, kind='tile', per_record=1000, max_record_bytes=1 << 20, **kwargs):
   own = {name: kwargs.pop(name) for name in ('overwrite', 'beam_args') if name in kwargs}
-  options = options_lib.ConvertOptions(COLLECTION[kind], records=records.RecordOptions(per_record, max_record_bytes),
-                                   **{'split': 'train', 'num_shards': 3, **kwargs})
+  options = options_lib.ConvertOptions(
+    COLLECTION[kind],
+    records=records.RecordOptions(per_record, max_record_bytes),
+    **{'split': 'train', 'num_shards': 3, **kwargs},
+  )
   return convert.convert(inputs=[str(inputs)], directory=str(directory), options=options, **own)
 
 
 def tree(directory):
-  return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob('*') if path.is_file()}
+  return {
+    str(path.relative_to(directory)): path.read_bytes()
+    for path in directory.rglob('*')
+    if path.is_file()
+  }
 
 
 def modules(directory):
@@ -65,21 +74,32 @@ def layouts(tmp_path):
   """Layout files with up to 40 configs, of which many are equal."""
   for i in range(6):
     c = 1 + 8 * i
-    values = np.random.default_rng(i).integers(0, 3, c)[:, np.newaxis, np.newaxis] * np.ones((1, 2, 18), np.float32)
+    values = np.random.default_rng(i).integers(0, 3, c)[:, np.newaxis, np.newaxis] * np.ones(
+      (1, 2, 18), np.float32
+    )
     runtime = np.random.default_rng(i).permutation(c) + 2
-    save(tmp_path / f'in/m{i}.npz', testing.layout_arrays(n=3 + i, c=c, node_config_feat=values, seed=i,
-                                                          config_runtime=runtime), np.savez if i % 2 else
-         np.savez_compressed)
+    save(
+      tmp_path / f'in/m{i}.npz',
+      testing.layout_arrays(n=3 + i, c=c, node_config_feat=values, seed=i, config_runtime=runtime),
+      np.savez if i % 2 else np.savez_compressed,
+    )
   return tmp_path / 'in'
 
 
 # What is kept.
 
 
-@pytest.mark.parametrize('configs', [
-    selection.ConfigSelection(max_configs=5), selection.ConfigSelection(max_configs=5, seed=1),
-    selection.ConfigSelection(max_configs=3, sampling='spread'), selection.ConfigSelection(dedup='min'),
-    selection.ConfigSelection(max_configs=2, sampling='fastest_biased', dedup='mean')], ids=str)
+@pytest.mark.parametrize(
+  'configs',
+  [
+    selection.ConfigSelection(max_configs=5),
+    selection.ConfigSelection(max_configs=5, seed=1),
+    selection.ConfigSelection(max_configs=3, sampling='spread'),
+    selection.ConfigSelection(dedup='min'),
+    selection.ConfigSelection(max_configs=2, sampling='fastest_biased', dedup='mean'),
+  ],
+  ids=str,
+)
 def test_configs_are_selected(layouts, tmp_path, configs):
   manifest = run(layouts, tmp_path / 'o', 'layout', per_record=4, configs=configs)
   found = modules(tmp_path / 'o')
@@ -89,21 +109,36 @@ def test_configs_are_selected(layouts, tmp_path, configs):
       expected = selection.select(npz.stream(file, path=str(path)), configs)
       module = expected.stream.load()
     total += module.num_configs
-    deduplicated, sampled_out = deduplicated + expected.deduplicated, sampled_out + expected.sampled_out
+    deduplicated, sampled_out = (
+      deduplicated + expected.deduplicated,
+      sampled_out + expected.sampled_out,
+    )
     for name in ('config_id', 'config_runtime', 'node_config_feat'):
       np.testing.assert_array_equal(getattr(found[path.stem], name), getattr(module, name))
   assert manifest.splits['train'].configs == total
-  assert (manifest.deduplicated_configs, manifest.sampled_out_configs) == (deduplicated, sampled_out)
+  assert (manifest.deduplicated_configs, manifest.sampled_out_configs) == (
+    deduplicated,
+    sampled_out,
+  )
   text = description.describe(manifest)
-  assert (f'{deduplicated} configs left out: another of the module has the same features' in text) == bool(deduplicated)
-  assert (f'{sampled_out} configs left out: not in the sample of its module' in text) == bool(sampled_out)
+  assert (
+    f'{deduplicated} configs left out: another of the module has the same features' in text
+  ) == bool(deduplicated)
+  assert (f'{sampled_out} configs left out: not in the sample of its module' in text) == bool(
+    sampled_out
+  )
   statistics = json.loads((tmp_path / 'o/statistics.json').read_text())['features']
   assert statistics['node_config_feat']['count'] == 2 * total
 
 
 def test_options_are_in_the_manifest(layouts, tmp_path):
-  manifest = run(layouts, tmp_path / 'o', 'layout', max_array_bytes=10**6, configs=selection.ConfigSelection(
-      max_configs=7, sampling='spread', dedup='min'))
+  manifest = run(
+    layouts,
+    tmp_path / 'o',
+    'layout',
+    max_array_bytes=10**6,
+    configs=selection.ConfigSelection(max_configs=7, sampling='spread', dedup='min'),
+  )
   names = ('max_array_bytes', 'max_configs', 'config_sampling', 'dedup_configs')
   assert [manifest.options[name] for name in names] == [10**6, 7, 'spread', 'min']
   directory_lib.open_directory(str(tmp_path / 'o'))
@@ -142,27 +177,42 @@ def test_fingerprint_of_the_source_tells_the_content_apart(tmp_path, how):
       arrays = testing.layout_arrays(n=20, c=200, nc=20)
       arrays['node_config_feat'][100, 10, 5] = value
       save(tmp_path / name / f'm{i}.npz', arrays, how)
-    manifest = run(tmp_path / name, tmp_path / f'{name}_data', 'layout',
-                   configs=selection.ConfigSelection(max_configs=1))
+    manifest = run(
+      tmp_path / name,
+      tmp_path / f'{name}_data',
+      'layout',
+      configs=selection.ConfigSelection(max_configs=1),
+    )
     return manifest.source['fingerprint']
 
   assert fingerprint('one', 3, 4) == fingerprint('other_order', 4, 3)
-  assert len({fingerprint(f'n{value}', 3, value) for value in range(3)}) == 3  # Though the value is not read.
+  assert (
+    len({fingerprint(f'n{value}', 3, value) for value in range(3)}) == 3
+  )  # Though the value is not read.
 
 
 # Memory.
 
 
 def test_elements_are_small_and_memory_is_bounded(tmp_path, monkeypatch):
-  """18 MB of int8 configs: no element between the steps has more than 2 kB, and no step holds more than some blocks."""
+  """18 MB of int8 configs: no element between the steps has more than 2 kB, and no step holds
+  more than some blocks.
+  """
   for name in ('BLOCK_BYTES', 'IN_MEMORY_BYTES'):
     monkeypatch.setattr(streams, name, 1 << 18)
   monkeypatch.setattr(npz, '_BLOCK_BYTES', 1 << 18)
-  path = save(tmp_path / 'm.npz', testing.layout_arrays(
-      c=8000, node_config_ids=np.zeros(128, int), node_config_feat=np.ones((8000, 128, 18), np.float32)))
+  path = save(
+    tmp_path / 'm.npz',
+    testing.layout_arrays(
+      c=8000,
+      node_config_ids=np.zeros(128, int),
+      node_config_feat=np.ones((8000, 128, 18), np.float32),
+    ),
+  )
   directory = str(tmp_path / 'o')
-  options = options_lib.ConvertOptions('layout:own', split='train', num_shards=1,
-                                   records=records.RecordOptions(max_configs=100))
+  options = options_lib.ConvertOptions(
+    'layout:own', split='train', num_shards=1, records=records.RecordOptions(max_configs=100)
+  )
   read, write = steps.ReadModules(directory, options), steps.WriteShard(directory)
   tracemalloc.start()
   read.start_bundle()
@@ -219,6 +269,7 @@ def test_a_step_that_fails_and_runs_again(layouts, tmp_path, monkeypatch):
       self.finish_bundle()  # A bundle that is given up, and another.
       self.start_bundle()
     return process(self, path)
+
   monkeypatch.setattr(steps.ReadModules, 'process', twice)
   run(layouts, tmp_path / 'p', 'layout', per_record=4)
   assert calls
@@ -241,7 +292,12 @@ def test_spilled_files_of_an_interrupted_run_are_removed(layouts, tmp_path):
   run(layouts, directory, 'layout', overwrite=True)
   assert tree(tmp_path / 'o') == tree(tmp_path / 'expected')
   assert sorted(path.name for path in (tmp_path / 'o').iterdir()) == [
-      'manifest.json', 'rejected.jsonl', 'schema.pbtxt', 'statistics.json', 'train']
+    'manifest.json',
+    'rejected.jsonl',
+    'schema.pbtxt',
+    'statistics.json',
+    'train',
+  ]
 
 
 def test_foreign_file_among_spilled_ones_is_not_removed(tmp_path):
@@ -264,8 +320,16 @@ def bad_and_good(folder, bad, good):
     save(folder / f'good{i}.npz', testing.tile_arrays(seed=i))
 
 
-@pytest.mark.parametrize(('bad', 'good', 'most', 'fails'), [
-    (1, 3, 0.25, False), (1, 3, 0.24, True), (0, 2, 0.0, False), (1, 9, 0.0, True), (3, 1, 0.75, False)])
+@pytest.mark.parametrize(
+  ('bad', 'good', 'most', 'fails'),
+  [
+    (1, 3, 0.25, False),
+    (1, 3, 0.24, True),
+    (0, 2, 0.0, False),
+    (1, 9, 0.0, True),
+    (3, 1, 0.75, False),
+  ],
+)
 def test_share_of_rejected_inputs(tmp_path, bad, good, most, fails):
   bad_and_good(tmp_path / 'in', bad, good)
   listing = tmp_path / 'o.rejected.jsonl'
@@ -285,9 +349,17 @@ def test_share_of_rejected_inputs(tmp_path, bad, good, most, fails):
 
 def test_bad_modules_of_one_file_count_as_one_input(tmp_path):
   (tmp_path / 'in').mkdir()
-  os.symlink(testing.GOLDEN / 'corner/tile_sel.pb', tmp_path / 'in/a.pb')  # Three modules, each of them too large.
+  os.symlink(
+    testing.GOLDEN / 'corner/tile_sel.pb', tmp_path / 'in/a.pb'
+  )  # Three modules, each of them too large.
   save(tmp_path / 'in/good.npz', testing.tile_arrays(n=1, c=1))
-  manifest = run(tmp_path / 'in', tmp_path / 'o', on_error='skip', max_rejected_fraction=0.5, max_record_bytes=2500)
+  manifest = run(
+    tmp_path / 'in',
+    tmp_path / 'o',
+    on_error='skip',
+    max_rejected_fraction=0.5,
+    max_record_bytes=2500,
+  )
   assert manifest.rejected_inputs == {'module too large for a record': 3}
 
 
@@ -299,10 +371,14 @@ def test_file_that_cannot_be_read_counts_as_an_input(tmp_path, monkeypatch):
     if 'bad' in path:
       raise OSError('denied')
     return opened(path, *args, **kwargs)
+
   monkeypatch.setattr(beam.io.filesystems.FileSystems, 'open', fail)
   manifest = run(tmp_path / 'in', tmp_path / 'o', on_error='skip', max_rejected_fraction=0.5)
   assert manifest.rejected_inputs == {'cannot read file': 1}
-  assert (manifest.source['files'], manifest.source['bytes']) == (2, (tmp_path / 'in/good0.npz').stat().st_size)
+  assert (manifest.source['files'], manifest.source['bytes']) == (
+    2,
+    (tmp_path / 'in/good0.npz').stat().st_size,
+  )
 
 
 def test_listing_of_wholly_bad_input(tmp_path):
@@ -423,8 +499,14 @@ def test_counters(layouts, tmp_path):
   result.wait_until_finish()
   metrics = result.metrics().query(beam.metrics.MetricsFilter().with_namespace('convert'))
   found = {counter.key.metric.name: counter.committed for counter in metrics['counters']}
-  assert found == {'files': 8, 'bytes': sum(path.stat().st_size for path in layouts.iterdir()), 'modules': 7,
-                   'configs': sum(1 + 8 * i for i in range(6)) + 4, 'dropped_runs': 2, 'rejected': 1}
+  assert found == {
+    'files': 8,
+    'bytes': sum(path.stat().st_size for path in layouts.iterdir()),
+    'modules': 7,
+    'configs': sum(1 + 8 * i for i in range(6)) + 4,
+    'dropped_runs': 2,
+    'rejected': 1,
+  }
   (duration,) = metrics['distributions']
   assert (duration.key.metric.name, duration.committed.count) == ('milliseconds_per_file', 8)
 

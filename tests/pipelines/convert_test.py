@@ -1,4 +1,6 @@
-"""Tests of pipelines.convert: what Beam writes equals what the library makes in memory, and where it is written."""
+"""Tests of pipelines.convert: what Beam writes equals what the library makes in memory, and
+where it is written.
+"""
 
 import collections
 import itertools
@@ -29,25 +31,34 @@ from tpu_graphs.sources import npz
 
 @testing.needs_shared
 def test_tile_protobuf(tmp_path):
-  manifest = converting.run(testing.SHARED / 'data/op_tuning_data.pb', tmp_path / 'o', converting.options())
+  manifest = converting.run(
+    testing.SHARED / 'data/op_tuning_data.pb', tmp_path / 'o', converting.options()
+  )
   assert sum(split.modules for split in manifest.splits.values()) == 15
   assert sum(split.configs for split in manifest.splits.values()) == 752
   assert sum(manifest.dropped_runs.values()) == 2
-  found = [record for split in manifest.splits for record in converting.read_split(tmp_path / 'o', split)]
+  found = [
+    record for split in manifest.splits for record in converting.read_split(tmp_path / 'o', split)
+  ]
   parsed = [converting.parse(record) for record in found]
   assert len({features['context/module_id'][0] for features in parsed}) == 15
   assert sum(len(features['context/config_runtime']) for features in parsed) == 752
   assert all(min(features['context/config_runtime']) >= 2 for features in parsed)
   assert all(min(features['context/config_runtime_normalizer']) >= 1 for features in parsed)
   text = description.describe(manifest)
-  assert all(f'{count} run{"s" if count > 1 else ""} dropped: {reason}' in text
-             for reason, count in manifest.dropped_runs.items())
+  assert all(
+    f'{count} run{"s" if count > 1 else ""} dropped: {reason}' in text
+    for reason, count in manifest.dropped_runs.items()
+  )
 
 
 @testing.needs_shared
 def test_layout_protobuf(tmp_path):
-  manifest = converting.run(testing.SHARED / 'data/module_tuning_data_layout.pb', tmp_path / 'o',
-                            converting.options('layout:xla:random'))
+  manifest = converting.run(
+    testing.SHARED / 'data/module_tuning_data_layout.pb',
+    tmp_path / 'o',
+    converting.options('layout:xla:random'),
+  )
   (split,) = manifest.splits.values()
   assert (split.modules, split.records, split.configs) == (1, 1, 112)
   sizes = {'ops': 3163, 'edges': 5112, 'config_ops': 62, 'configs': 112}
@@ -62,8 +73,11 @@ def test_layout_protobuf(tmp_path):
   assert len(features['context/node_config_feat'][0]) == 112 * 62 * 18
 
 
-REAL = {'tile:xla': ('train', 'valid', 'test'), 'layout:xla:default': ('train', 'test'),
-        'layout:xla:random': ('valid', 'test')}
+REAL = {
+  'tile:xla': ('train', 'valid', 'test'),
+  'layout:xla:default': ('train', 'test'),
+  'layout:xla:random': ('valid', 'test'),
+}
 
 
 @testing.needs_shared
@@ -76,16 +90,24 @@ def test_real_npz_files(tmp_path, collection):
   folder = root.joinpath(*collection.split(':'))
   paths = [str(path) for path in folder.rglob('*.npz')]
   expected, total = converting.in_memory(paths, opts)
-  assert tuple(manifest.splits) == REAL[collection] == tuple(sorted(expected, key=list(REAL['tile:xla']).index))
+  assert (
+    tuple(manifest.splits)
+    == REAL[collection]
+    == tuple(sorted(expected, key=list(REAL['tile:xla']).index))
+  )
   assert converting.read_all(tmp_path / 'o') == expected
   if total is not None:
-    converting.assert_close(json.loads((tmp_path / 'o/statistics.json').read_text()), total.to_json())
+    converting.assert_close(
+      json.loads((tmp_path / 'o/statistics.json').read_text()), total.to_json()
+    )
   for split in manifest.splits:
     runtimes = collections.defaultdict(dict)
     for record in converting.read_split(tmp_path / 'o', split):
       features = converting.parse(record)
       name = features['context/module_id'][0].decode()
-      runtimes[name].update(zip(features['context/config_id'], features['context/config_runtime'], strict=True))
+      runtimes[name].update(
+        zip(features['context/config_id'], features['context/config_runtime'], strict=True)
+      )
     for path in (folder / split).glob('*.npz'):
       raw = np.load(path)['config_runtime']
       found = runtimes.pop(path.stem)
@@ -95,7 +117,9 @@ def test_real_npz_files(tmp_path, collection):
       if path.stem == 'unet3d':
         assert max(found.values()) > np.iinfo(np.int32).max
     assert not runtimes
-    assert manifest.splits[split].measured == (0 if split == 'test' else manifest.splits[split].modules)
+    assert manifest.splits[split].measured == (
+      0 if split == 'test' else manifest.splits[split].modules
+    )
 
 
 # In memory == Beam.
@@ -128,12 +152,18 @@ def test_records_equal_those_in_memory(tiles, converted):
 
 def test_statistics_equal_those_in_memory(tiles, converted):
   _, total = converting.in_memory(map(str, tiles.iterdir()), OPTIONS)
-  converting.assert_close(json.loads((converted[0] / 'statistics.json').read_text()), total.to_json())
+  converting.assert_close(
+    json.loads((converted[0] / 'statistics.json').read_text()), total.to_json()
+  )
 
 
 def test_layout_equals_in_memory(tmp_path):
-  paths = [converting.save(tmp_path / f'in/m{i}.npz', testing.layout_arrays(n=3 + i, c=1 + i, nc=i % 3, seed=i))
-           for i in range(6)]
+  paths = [
+    converting.save(
+      tmp_path / f'in/m{i}.npz', testing.layout_arrays(n=3 + i, c=1 + i, nc=i % 3, seed=i)
+    )
+    for i in range(6)
+  ]
   opts = converting.options('layout:own', split='train', num_shards=2, max_configs=3)
   converting.run(tmp_path / 'in', tmp_path / 'o', opts)
   expected, total = converting.in_memory(paths, opts)
@@ -149,15 +179,22 @@ def test_no_train_split_has_no_statistics(tiles, tmp_path):
 def test_manifest_tells_the_truth(tiles, converted):
   directory, manifest = converted
   assert {name for name in converting.tree(directory) if '/' not in name} == {
-      'manifest.json', 'schema.pbtxt', 'statistics.json', 'rejected.jsonl'}
+    'manifest.json',
+    'schema.pbtxt',
+    'statistics.json',
+    'rejected.jsonl',
+  }
   assert (directory / 'schema.pbtxt').read_text() == schema.text('tile')
   assert (directory / 'rejected.jsonl').read_bytes() == b''
   assert {name for name in converting.tree(directory) if '/' in name} == {
-      shard.name for split in manifest.splits.values() for shard in split.shards}
+    shard.name for split in manifest.splits.values() for shard in split.shards
+  }
   modules = [npz.load(path) for path in tiles.iterdir()]
   assert sum(split.modules for split in manifest.splits.values()) == len(modules) == 40
   assert sum(split.measured for split in manifest.splits.values()) == 40
-  assert sum(split.configs for split in manifest.splits.values()) == sum(module.num_configs for module in modules)
+  assert sum(split.configs for split in manifest.splits.values()) == sum(
+    module.num_configs for module in modules
+  )
   for split in manifest.splits.values():
     for shard in split.shards:
       data = (directory / shard.name).read_bytes()
@@ -170,10 +207,23 @@ def test_manifest_tells_the_truth(tiles, converted):
       assert shard.max_sizes['configs'] == max(configs) <= 2
   assert manifest.source['files'] == 40
   assert manifest.source['bytes'] == sum(path.stat().st_size for path in tiles.iterdir())
-  assert manifest.options == {'split': None, 'num_shards': 3, 'on_error': 'fail', 'max_configs_per_record': 2,
-                              'max_record_bytes': 128 << 20, 'seed': 0, 'hlo_stage': 'after', 'layout_padding': 0,
-                              'extra_features': [], 'max_array_bytes': 16 << 30, 'max_configs': None,
-                              'config_sampling': 'uniform', 'dedup_configs': 'off', 'keep_hops': None, 'rest': None}
+  assert manifest.options == {
+    'split': None,
+    'num_shards': 3,
+    'on_error': 'fail',
+    'max_configs_per_record': 2,
+    'max_record_bytes': 128 << 20,
+    'seed': 0,
+    'hlo_stage': 'after',
+    'layout_padding': 0,
+    'extra_features': [],
+    'max_array_bytes': 16 << 30,
+    'max_configs': None,
+    'config_sampling': 'uniform',
+    'dedup_configs': 'off',
+    'keep_hops': None,
+    'rest': None,
+  }
 
 
 @pytest.mark.slow
@@ -200,7 +250,9 @@ def test_order_of_inputs_is_nothing(tiles, converted, tmp_path):
 
 
 def test_a_file_matched_twice_is_converted_once(tiles, converted, tmp_path):
-  converting.run([tiles / 'm*.npz', tiles, tiles / 'm1?.npz', tiles / 'm1.npz'], tmp_path / 'o', OPTIONS)
+  converting.run(
+    [tiles / 'm*.npz', tiles, tiles / 'm1?.npz', tiles / 'm1.npz'], tmp_path / 'o', OPTIONS
+  )
   assert converting.tree(tmp_path / 'o') == converting.tree(converted[0])
 
 
@@ -223,17 +275,23 @@ def test_another_seed_gives_another_order_of_the_same_records(tiles, tmp_path):
 
 def test_neighbours_in_a_shard_are_unrelated(tiles, tmp_path):
   converting.run(tiles, tmp_path / 'o', converting.options(split='train', num_shards=1))
-  names = [int(converting.parse(record)['context/module_id'][0].decode()[1:])
-           for record in converting.read_split(tmp_path / 'o', 'train')]
+  names = [
+    int(converting.parse(record)['context/module_id'][0].decode()[1:])
+    for record in converting.read_split(tmp_path / 'o', 'train')
+  ]
   assert sorted(names) == list(range(40))
   assert sum(following == name + 1 for name, following in itertools.pairwise(names)) < 8
 
 
 def test_shards_are_balanced(tmp_path):
   converting.save_tiles(tmp_path / 'in', 100)
-  manifest = converting.run(tmp_path / 'in', tmp_path / 'o', converting.options(split='train', num_shards=10))
+  manifest = converting.run(
+    tmp_path / 'in', tmp_path / 'o', converting.options(split='train', num_shards=10)
+  )
   names = [f'train/part-{i:05d}-of-00010.tfrecord' for i in range(10)]
-  assert sorted(name for name in converting.tree(tmp_path / 'o') if name.startswith('train/')) == names
+  assert (
+    sorted(name for name in converting.tree(tmp_path / 'o') if name.startswith('train/')) == names
+  )
   shards = manifest.splits['train'].shards
   assert [shard.name for shard in shards] == names
   assert [shard.records for shard in shards] == [10] * 10
@@ -244,7 +302,8 @@ def test_fewer_records_than_shards(tmp_path):
   converting.save_tiles(tmp_path / 'in', 3)
   converting.run(tmp_path / 'in', tmp_path / 'o', converting.options(split='valid', num_shards=8))
   assert sorted(name for name in converting.tree(tmp_path / 'o') if '/' in name) == [
-      f'valid/part-{i:05d}-of-00003.tfrecord' for i in range(3)]
+    f'valid/part-{i:05d}-of-00003.tfrecord' for i in range(3)
+  ]
 
 
 def test_default_number_of_shards_follows_the_size(tmp_path, monkeypatch):
@@ -258,7 +317,9 @@ def test_default_number_of_shards_follows_the_size(tmp_path, monkeypatch):
 @pytest.mark.parametrize('key', [0, 1, 5, 2**31, 2**53 + 1, 2**63, 2**64 - 2, 2**64 - 1])
 def test_any_key_finds_its_place(key):
   """Among keys of 64 bits, which float64 cannot tell apart."""
-  keys = np.unique(np.array([0, 1, 5, 2**31, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1], np.uint64))
+  keys = np.unique(
+    np.array([0, 1, 5, 2**31, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1], np.uint64)
+  )
   item = steps.Item(key, 'train', 'p', 'm', 0, True, {}, spill.Place('0', 0, 0))
   (((split, shard, num_shards), found),) = steps.AssignShards(4).process(item, {'train': keys})
   assert (split, shard, num_shards) == ('train', keys.tolist().index(key) % 4, 4)
@@ -278,7 +339,9 @@ def test_a_dataset_is_replaced_only_on_demand(tiles, tmp_path):
   assert converting.tree(directory) == before
   converting.run(tiles, directory, converting.options(split='train', num_shards=2), overwrite=True)
   assert sorted(name for name in converting.tree(directory) if '/' in name) == [
-      'train/part-00000-of-00002.tfrecord', 'train/part-00001-of-00002.tfrecord']
+    'train/part-00000-of-00002.tfrecord',
+    'train/part-00001-of-00002.tfrecord',
+  ]
   converting.run(tiles, tmp_path / 'fresh', converting.options(split='train', num_shards=2))
   assert converting.tree(directory) == converting.tree(tmp_path / 'fresh')
 
@@ -303,6 +366,7 @@ def test_input_folder_is_no_output(tmp_path):
 def test_unknown_failure_leaves_nothing(tiles, tmp_path, monkeypatch):
   def write_tfrecords(file, data):
     raise RuntimeError('disk full')
+
   monkeypatch.setattr(records, 'write_tfrecords', write_tfrecords)
   with pytest.raises(Exception, match='disk full'):
     converting.run(tiles, tmp_path / 'o', OPTIONS)
@@ -331,8 +395,19 @@ def killed(tiles, tmp_path_factory):
   """What `kill -9` in the middle of a conversion leaves."""
   directory = tmp_path_factory.mktemp('killed') / 'o'
   result = subprocess.run(
-      [sys.executable, '-c', KILLED, '--collection=tile:xla', f'--input={tiles}', f'--output={directory}',
-       '--num_shards=3', '--max_configs_per_record=2'], env=converting.subprocess_environment(), check=False)
+    [
+      sys.executable,
+      '-c',
+      KILLED,
+      '--collection=tile:xla',
+      f'--input={tiles}',
+      f'--output={directory}',
+      '--num_shards=3',
+      '--max_configs_per_record=2',
+    ],
+    env=converting.subprocess_environment(),
+    check=False,
+  )
   assert result.returncode == -signal.SIGKILL
   names = list(converting.tree(directory))
   assert sum(name.endswith('.tfrecord') for name in names) == 2
@@ -353,9 +428,12 @@ def test_the_same_command_completes_what_was_interrupted(interrupted, tiles, con
 
 def test_other_options_do_not_complete_it(interrupted, tiles, converted):
   before = converting.tree(interrupted)
-  for inputs, kwargs in ((tiles, {'num_shards': 2, 'max_configs': 2}), (tiles, {'num_shards': 3}),
-                         (tiles, {'num_shards': 3, 'max_configs': 2, 'seed': 1}),
-                         (tiles / '*.npz', {'num_shards': 3, 'max_configs': 2})):
+  for inputs, kwargs in (
+    (tiles, {'num_shards': 2, 'max_configs': 2}),
+    (tiles, {'num_shards': 3}),
+    (tiles, {'num_shards': 3, 'max_configs': 2, 'seed': 1}),
+    (tiles / '*.npz', {'num_shards': 3, 'max_configs': 2}),
+  ):
     with pytest.raises(errors.InputError, match='unfinished conversion with other options'):
       converting.run(inputs, interrupted, converting.options(**kwargs))
     assert converting.tree(interrupted) == before

@@ -1,4 +1,6 @@
-"""Tests of pipelines.convert where something cannot be written: one line names the place, and nothing is published."""
+"""Tests of pipelines.convert where something cannot be written: one line names the place, and
+nothing is published.
+"""
 
 import errno
 import os
@@ -22,8 +24,11 @@ from tpu_graphs.dataset import records
 from tpu_graphs.modules import streams
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-PROCESSES = pytest.mark.parametrize('beam_args', [
-    (), pytest.param(converting.TWO_PROCESSES, marks=pytest.mark.slow)], ids=['one process', 'two processes'])
+PROCESSES = pytest.mark.parametrize(
+  'beam_args',
+  [(), pytest.param(converting.TWO_PROCESSES, marks=pytest.mark.slow)],
+  ids=['one process', 'two processes'],
+)
 
 
 @pytest.fixture(scope='module')
@@ -50,6 +55,7 @@ def line(path, found=FULL.strerror):
 def test_records_on_their_way(tiles, tmp_path, monkeypatch, on_error, method):
   def fail(*args):
     raise FULL
+
   monkeypatch.setattr(spill.Writer, method, fail)
   assert fails(tiles, tmp_path / 'o', on_error=on_error) == line(tmp_path / 'o/.spill')
   assert os.listdir(tmp_path) == []
@@ -58,14 +64,19 @@ def test_records_on_their_way(tiles, tmp_path, monkeypatch, on_error, method):
 def test_shard(tiles, tmp_path, monkeypatch):
   def fail(file, data):
     raise PermissionError(errno.EACCES, 'Permission denied', 'x')
+
   monkeypatch.setattr(records, 'write_tfrecords', fail)
   found = fails(tiles, tmp_path / 'o', split='train')
-  assert found in [line(tmp_path / f'o/train/part-0000{i}-of-00002.tfrecord', 'Permission denied') for i in range(2)]
+  assert found in [
+    line(tmp_path / f'o/train/part-0000{i}-of-00002.tfrecord', 'Permission denied')
+    for i in range(2)
+  ]
 
 
 @pytest.fixture
 def full_for(monkeypatch):
   """Call it with the end of a name: such files do not fit."""
+
   def prepare(name):
     write = beam_lib.write_atomically
 
@@ -73,7 +84,9 @@ def full_for(monkeypatch):
       if path.endswith(name):
         raise FULL
       write(path, data)
+
     monkeypatch.setattr(beam_lib, 'write_atomically', fail)
+
   return prepare
 
 
@@ -83,8 +96,10 @@ def test_other_files(tiles, tmp_path, full_for, name):
   assert fails(tiles, tmp_path / 'o') == line(tmp_path / 'o' / name)
 
 
-@pytest.mark.parametrize(('on_error', 'name', 'place'), [
-    ('skip', 'o.rejected.jsonl', 'o.rejected.jsonl'), ('fail', 'failure.json', 'o')])
+@pytest.mark.parametrize(
+  ('on_error', 'name', 'place'),
+  [('skip', 'o.rejected.jsonl', 'o.rejected.jsonl'), ('fail', 'failure.json', 'o')],
+)
 def test_what_tells_of_a_bad_input(tmp_path, full_for, on_error, name, place):
   (tmp_path / 'in').mkdir()
   (tmp_path / 'in/zero.npz').write_bytes(b'')
@@ -95,15 +110,20 @@ def test_what_tells_of_a_bad_input(tmp_path, full_for, on_error, name, place):
 @pytest.mark.parametrize('on_error', ['fail', 'skip'])
 def test_temporary_directory(tmp_path, monkeypatch, on_error):
   """A file whose configs do not fit there is not at fault, and must not be left out."""
+
   class Full:
     def __init__(self, *args, **kwargs):
       raise FULL
+
   converting.save(tmp_path / 'in/m.npz', testing.layout_arrays(c=9))
   monkeypatch.setattr(streams, 'IN_MEMORY_BYTES', -1)
   monkeypatch.setattr(streams.tempfile, 'TemporaryFile', Full)
   with pytest.raises(errors.InputError) as caught:
-    converting.run(tmp_path / 'in', tmp_path / 'o', converting.options(
-        'layout:own', num_shards=1, max_configs=4, on_error=on_error))
+    converting.run(
+      tmp_path / 'in',
+      tmp_path / 'o',
+      converting.options('layout:own', num_shards=1, max_configs=4, on_error=on_error),
+    )
   assert str(caught.value) == line(tempfile.gettempdir())
 
 
@@ -117,16 +137,20 @@ def test_what_cannot_be_read_is_the_input(tmp_path, monkeypatch):
     if stream.num_configs == 9:
       raise OSError(errno.EIO, os.strerror(errno.EIO))
     return encode(stream, *args, **kwargs)
+
   monkeypatch.setattr(records, 'encode_stream', fail)
-  manifest = converting.run(tmp_path / 'in', tmp_path / 'o', converting.options(
-      'layout:own', num_shards=1, on_error='skip'))
+  manifest = converting.run(
+    tmp_path / 'in', tmp_path / 'o', converting.options('layout:own', num_shards=1, on_error='skip')
+  )
   assert manifest.rejected_inputs == {'cannot read file': 1}
 
 
 def test_directory_that_cannot_be_cleared_is_no_dataset(tiles, tmp_path, monkeypatch):
   """After a failure whose own traces cannot be removed either."""
+
   def denied(*args):
     raise PermissionError(errno.EACCES, 'Permission denied')
+
   monkeypatch.setattr(spill.Writer, 'write', denied)
   monkeypatch.setattr(output, '_delete', lambda directory, names: denied() if names else None)
   with pytest.raises(errors.InputError) as caught:
@@ -136,21 +160,36 @@ def test_directory_that_cannot_be_cleared_is_no_dataset(tiles, tmp_path, monkeyp
 
 
 def command(inputs, directory, beam_args):
-  return [sys.executable, str(converting.ROOT / 'pipelines/convert.py'), '--collection=tile:x', f'--input={inputs}',
-          f'--output={directory}', '--', *beam_args]
+  return [
+    sys.executable,
+    str(converting.ROOT / 'pipelines/convert.py'),
+    '--collection=tile:x',
+    f'--input={inputs}',
+    f'--output={directory}',
+    '--',
+    *beam_args,
+  ]
 
 
 def run(args, **kwargs):
-  return subprocess.run(args, env=converting.subprocess_environment(), capture_output=True, text=True, check=False,
-                        **kwargs)
+  return subprocess.run(
+    args,
+    env=converting.subprocess_environment(),
+    capture_output=True,
+    text=True,
+    check=False,
+    **kwargs,
+  )
 
 
 @PROCESSES
 def test_limit_of_file_sizes(tiles, tmp_path, beam_args):
   """As a user sees it: one line, exit code 1, nothing left."""
   limit = 4096  # Bytes, which the records of twelve files together exceed.
-  result = run(command(tiles, tmp_path / 'o', beam_args),
-               preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+  result = run(
+    command(tiles, tmp_path / 'o', beam_args),
+    preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+  )
   assert result.stderr == f'error: {line(tmp_path / "o/.spill", os.strerror(errno.EFBIG))}\n'
   assert (result.returncode, result.stdout) == (1, '')
   assert os.listdir(tmp_path) == []
@@ -161,8 +200,15 @@ def test_full_disk(tmp_path, beam_args):
   """On a file system of its own, which is gone with the process."""
   disk = tmp_path / 'disk'
   disk.mkdir()
-  on_disk = ['unshare', '--map-root-user', '--mount', 'sh', '-c', 'mount -t tmpfs -o size=64k tmpfs "$0" || exit 99; '
-             '"$@"; echo $?; ls -A "$0"', str(disk)]
+  on_disk = [
+    'unshare',
+    '--map-root-user',
+    '--mount',
+    'sh',
+    '-c',
+    'mount -t tmpfs -o size=64k tmpfs "$0" || exit 99; "$@"; echo $?; ls -A "$0"',
+    str(disk),
+  ]
   if shutil.which('unshare') is None or run([*on_disk, 'true']).returncode:
     pytest.skip('needs the right to mount')
   converting.save_tiles(tmp_path / 'in', 60)
@@ -175,10 +221,14 @@ def test_error_survives_what_runners_do():
   error = output.WriteError('cannot write', path='p', found='f', expected='e')
   assert pickle.loads(pickle.dumps(error)).to_dict() == error.to_dict()
   with pytest.raises(TypeError):
-    output.WriteError('cannot write [while running a step]')  # Which Beam would do, and lose the path.
+    output.WriteError(
+      'cannot write [while running a step]'
+    )  # Which Beam would do, and lose the path.
   told = f'pipelines.conversion.output.WriteError: {error}'
-  for text in (f"RuntimeError: {told} [while running 'Convert/Read']\n\nmore",
-               f'Traceback\n  x\n{told}\n\nDuring handling of the above\nRuntimeError: x'):
+  for text in (
+    f"RuntimeError: {told} [while running 'Convert/Read']\n\nmore",
+    f'Traceback\n  x\n{told}\n\nDuring handling of the above\nRuntimeError: x',
+  ):
     assert str(output.write_error_in(RuntimeError(text))) == str(error)
   assert output.write_error_in(RuntimeError('cannot write')) is None
 
@@ -191,14 +241,18 @@ def test_list_of_an_earlier_failure_goes(tiles, tmp_path):
   (tmp_path / 'bad/zero.npz').write_bytes(b'')
   listing = tmp_path / 'o.rejected.jsonl'
   for fixed in ([tiles], [tiles, tmp_path / 'bad']):
-    assert fails(tmp_path / 'bad', tmp_path / 'o', on_error='skip').endswith(f'{listing} lists them')
+    assert fails(tmp_path / 'bad', tmp_path / 'o', on_error='skip').endswith(
+      f'{listing} lists them'
+    )
     assert listing.exists()
     converting.run(fixed, tmp_path / 'o', converting.options(num_shards=2, on_error='skip'))
     assert not listing.exists()
     shutil.rmtree(tmp_path / 'o')
 
 
-@pytest.mark.parametrize(('what', 'made'), [('statistics', 12), ('rejected inputs', 1), ('inputs', 13)])
+@pytest.mark.parametrize(
+  ('what', 'made'), [('statistics', 12), ('rejected inputs', 1), ('inputs', 13)]
+)
 def test_what_a_runner_loses_is_not_published(tiles, tmp_path, monkeypatch, what, made):
   shutil.copytree(tiles, tmp_path / 'in')
   (tmp_path / 'in/zero.npz').write_bytes(b'')
@@ -211,9 +265,12 @@ def test_what_a_runner_loses_is_not_published(tiles, tmp_path, monkeypatch, what
         lost.append(element)
       else:
         yield element
+
   monkeypatch.setattr(steps.ReadModules, 'process', lossy)
   found = fails(tmp_path / 'in', tmp_path / 'o', split='train', on_error='skip')
-  assert found.startswith(f'{what} lost between the steps: found {made - 1} arrived, expected {made}, as many as were ')
+  assert found.startswith(
+    f'{what} lost between the steps: found {made - 1} arrived, expected {made}, as many as were '
+  )
   assert not (tmp_path / 'o.rejected.jsonl').exists()
 
 
@@ -225,5 +282,8 @@ def test_file_that_a_runner_loses_is_missed(tiles, tmp_path, monkeypatch):
       yield from process(self, path)
     else:
       lost.append(path)
+
   monkeypatch.setattr(steps.ReadModules, 'process', lossy)
-  assert fails(tiles, tmp_path / 'o').startswith('inputs lost between the steps: found 11 arrived, expected 12, ')
+  assert fails(tiles, tmp_path / 'o').startswith(
+    'inputs lost between the steps: found 11 arrived, expected 12, '
+  )

@@ -1,4 +1,6 @@
-"""The job of a conversion as Dataflow gets it, made without a network: graph, options, package and pickled steps."""
+"""The job of a conversion as Dataflow gets it, made without a network: graph, options, package
+and pickled steps.
+"""
 
 import base64
 import bz2
@@ -26,47 +28,74 @@ from pipelines.runners import beam as beam_lib
 from tests import testing
 from tpu_graphs import errors
 
-ARGS = ('--runner=DataflowRunner', '--project=project-1', '--region=region', '--job_name=convert-x',
-        '--temp_location=gs://bucket/temp', '--staging_location=gs://bucket/staging', '--machine_type=n2-standard-4',
-        '--max_num_workers=50', '--autoscaling_algorithm=THROUGHPUT_BASED', '--disk_size_gb=50',
-        '--number_of_worker_harness_threads=4', '--no_use_public_ips')
+ARGS = (
+  '--runner=DataflowRunner',
+  '--project=project-1',
+  '--region=region',
+  '--job_name=convert-x',
+  '--temp_location=gs://bucket/temp',
+  '--staging_location=gs://bucket/staging',
+  '--machine_type=n2-standard-4',
+  '--max_num_workers=50',
+  '--autoscaling_algorithm=THROUGHPUT_BASED',
+  '--disk_size_gb=50',
+  '--number_of_worker_harness_threads=4',
+  '--no_use_public_ips',
+)
 IMAGE = 'registry.example/tpu-graphs:1'
 
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch):
-  """With the extra gcp installed, Beam would ask Google how the buckets are configured, to warn of the costs."""
-  monkeypatch.setattr(pipeline_options.GoogleCloudOptions, '_warn_if_soft_delete_policy_enabled', lambda *_: None)
+  """With the extra gcp installed, Beam would ask Google how the buckets are configured, to warn
+  of the costs.
+  """
+  monkeypatch.setattr(
+    pipeline_options.GoogleCloudOptions, '_warn_if_soft_delete_policy_enabled', lambda *_: None
+  )
 
 
 @pytest.fixture
 def add_steps(tmp_path):
   """Adds a conversion of `tmp_path` to a pipeline."""
+
   def add(pipeline, directory='gs://bucket/data'):
     patterns = inputs_lib.find_inputs([str(tmp_path)], 'tile:x').patterns
     options = options_lib.ConvertOptions(collection='tile:x', num_shards=10)
-    _ = pipeline | 'Patterns' >> beam.Create(patterns) | 'Convert' >> transform.Convert(directory, options)
+    _ = (
+      pipeline
+      | 'Patterns' >> beam.Create(patterns)
+      | 'Convert' >> transform.Convert(directory, options)
+    )
+
   return add
 
 
 @pytest.fixture
 def make_proto(add_steps, tmp_path):
   """Makes the pipeline as Dataflow's workers get it, by Beam's own translation."""
+
   def make(*args):
     (tmp_path / 'm.npz').touch()
     options = pipeline_options.PipelineOptions([*ARGS, f'--sdk_container_image={IMAGE}', *args])
     pipeline = beam.Pipeline(beam.runners.create_runner('DataflowRunner'), options)
     add_steps(pipeline)
     environment = environments.DockerEnvironment.from_container_image(
-        IMAGE, artifacts=environments.python_sdk_dependencies(options))
+      IMAGE, artifacts=environments.python_sdk_dependencies(options)
+    )
     return pipeline.to_runner_api(default_environment=environment)
+
   return make
 
 
 def documented() -> list[list[str]]:
   """The arguments of each `convert` in docs/distributed.md."""
   text = (testing.GOLDEN.parents[1] / 'docs/distributed.md').read_text().replace('\\\n', ' ')
-  return [shlex.split(line)[1:] for line in text.splitlines() if line.startswith('python pipelines/convert.py')]
+  return [
+    shlex.split(line)[1:]
+    for line in text.splitlines()
+    if line.startswith('python pipelines/convert.py')
+  ]
 
 
 def test_documented_commands():
@@ -75,9 +104,9 @@ def test_documented_commands():
   for args in commands:
     flag_values = flags.FlagValues()
     convert._define_flags(flag_values)
-    own = args[:args.index('--')] if '--' in args else args
+    own = args[: args.index('--')] if '--' in args else args
     assert flag_values(own) == own[:1]
-    beam_args = args[len(own) + 1:]
+    beam_args = args[len(own) + 1 :]
     if beam_lib._runner_name(beam_args) == 'dask':
       pytest.importorskip('distributed', reason='needs the extra dask')
       beam_lib._dask_runner()  # Makes its options known.
@@ -96,8 +125,12 @@ def pickled_parts(proto) -> dict[str, bytes]:
     if step.spec.urn == common_urns.primitives.PAR_DO.urn:
       found[name] = beam_runner_api_pb2.ParDoPayload.FromString(step.spec.payload).do_fn.payload
     elif step.spec.urn == common_urns.composites.COMBINE_PER_KEY.urn:
-      found[name] = beam_runner_api_pb2.CombinePayload.FromString(step.spec.payload).combine_fn.payload
-  return {name: pickled for name, pickled in found.items() if pickled}  # Some combiners of Beam's go by their names.
+      found[name] = beam_runner_api_pb2.CombinePayload.FromString(
+        step.spec.payload
+      ).combine_fn.payload
+  return {
+    name: pickled for name, pickled in found.items() if pickled
+  }  # Some combiners of Beam's go by their names.
 
 
 def unpacked(pickled: bytes) -> bytes:
@@ -131,28 +164,45 @@ def test_names_of_steps(make_proto):
   proto = make_proto()
   names = [step.unique_name for step in proto.components.transforms.values()]
   assert len(set(names)) == len(names)
-  own = {name.split('/')[1] for name in names if name.count('/') == 1 and name.startswith('Convert/')}
+  own = {
+    name.split('/')[1] for name in names if name.count('/') == 1 and name.startswith('Convert/')
+  }
   assert all(re.fullmatch('[A-Z][a-z]+', name) for name in own), own
   assert {name.split('/')[0] for name in names if '/' in name} == {'Patterns', 'Convert'}
 
 
 def test_options_reach_the_runner():
-  pipeline = beam_lib.pipeline([*ARGS, f'--sdk_container_image={IMAGE}', '--setup_file=./setup.py'],
-                               input_bytes=1 << 40)
+  pipeline = beam_lib.pipeline(
+    [*ARGS, f'--sdk_container_image={IMAGE}', '--setup_file=./setup.py'], input_bytes=1 << 40
+  )
   assert type(pipeline.runner).__name__ == 'DataflowRunner'
   worker = pipeline.options.view_as(pipeline_options.WorkerOptions)
-  assert (worker.machine_type, worker.max_num_workers, worker.autoscaling_algorithm, worker.disk_size_gb,
-          worker.sdk_container_image, worker.use_public_ips) == (
-              'n2-standard-4', 50, 'THROUGHPUT_BASED', 50, IMAGE, False)
+  assert (
+    worker.machine_type,
+    worker.max_num_workers,
+    worker.autoscaling_algorithm,
+    worker.disk_size_gb,
+    worker.sdk_container_image,
+    worker.use_public_ips,
+  ) == ('n2-standard-4', 50, 'THROUGHPUT_BASED', 50, IMAGE, False)
   cloud = pipeline.options.view_as(pipeline_options.GoogleCloudOptions)
   assert (cloud.project, cloud.region, cloud.temp_location, cloud.staging_location) == (
-      'project-1', 'region', 'gs://bucket/temp', 'gs://bucket/staging')
+    'project-1',
+    'region',
+    'gs://bucket/temp',
+    'gs://bucket/staging',
+  )
   assert pipeline.options.view_as(pipeline_options.SetupOptions).setup_file == './setup.py'
 
 
-@pytest.mark.parametrize(('arg', 'near'), [('--max_num_worker=3', '--max_num_workers'),
-                                           ('--sdk_container_images=x', '--sdk_container_image'),
-                                           ('--worker_machinetype=x', '--worker_machine_type')])
+@pytest.mark.parametrize(
+  ('arg', 'near'),
+  [
+    ('--max_num_worker=3', '--max_num_workers'),
+    ('--sdk_container_images=x', '--sdk_container_image'),
+    ('--worker_machinetype=x', '--worker_machine_type'),
+  ],
+)
 def test_misspelt_options(arg, near):
   with pytest.raises(errors.InputError, match=re.escape(f'did you mean {near}?')):
     beam_lib.pipeline([*ARGS, arg], input_bytes=1)
@@ -197,21 +247,44 @@ def checkout(built, tmp_path_factory) -> pathlib.Path:
 
 @pytest.mark.slow
 def test_what_a_worker_installs_and_unpickles(checkout, make_proto, tmp_path):
-  """The package that --setup_file stages is installed away from the checkout, and every step loaded there."""
+  """The package that --setup_file stages is installed away from the checkout, and every step
+  loaded there.
+  """
   proto = make_proto(f'--setup_file={checkout}/setup.py')
-  (environment,) = (found for found in proto.components.environments.values()
-                    if found.urn == common_urns.environments.DOCKER.urn)
+  (environment,) = (
+    found
+    for found in proto.components.environments.values()
+    if found.urn == common_urns.environments.DOCKER.urn
+  )
   packages = {}
   for dependency in environment.dependencies:
     role = beam_runner_api_pb2.ArtifactStagingToRolePayload.FromString(dependency.role_payload)
     file = beam_runner_api_pb2.ArtifactFilePayload.FromString(dependency.type_payload)
     packages[role.staged_name] = file.path
   site = tmp_path / 'site'
-  subprocess.run([sys.executable, '-m', 'pip', 'install', '--quiet', '--no-deps', '--no-index', '--no-build-isolation',
-                  f'--target={site}', packages['workflow.tar.gz']], check=True)
+  subprocess.run(
+    [
+      sys.executable,
+      '-m',
+      'pip',
+      'install',
+      '--quiet',
+      '--no-deps',
+      '--no-index',
+      '--no-build-isolation',
+      f'--target={site}',
+      packages['workflow.tar.gz'],
+    ],
+    check=True,
+  )
   parts = pickled_parts(proto)
-  result = subprocess.run([sys.executable, '-I', '-c', WORKER, str(site)], input=pickle.dumps(parts), cwd=tmp_path,
-                          capture_output=True, check=False)
+  result = subprocess.run(
+    [sys.executable, '-I', '-c', WORKER, str(site)],
+    input=pickle.dumps(parts),
+    cwd=tmp_path,
+    capture_output=True,
+    check=False,
+  )
   assert result.returncode == 0, result.stderr.decode()
   *loaded, steps_file, library_file, last = result.stdout.decode().splitlines()
   assert len(loaded) == len(parts) > 10
@@ -227,6 +300,7 @@ def test_what_a_worker_installs_and_unpickles(checkout, make_proto, tmp_path):
 def dry_run(add_steps, tmp_path):
   pytest.importorskip('google.cloud.dataflow_v1beta3', reason='needs the extra gcp')
   from apache_beam.runners.dataflow.internal import apiclient
+
   (tmp_path / 'm.npz').touch()
 
   def run(*args):
@@ -235,8 +309,13 @@ def dry_run(add_steps, tmp_path):
     add_steps(pipeline)
     job = pipeline.run().job
     return job, apiclient.Environment(
-        packages=[], options=job.options, environment_version='1', proto_pipeline_staged_url='gs://bucket/staging/pipeline.pb',
-        proto_pipeline=job.proto_pipeline).proto
+      packages=[],
+      options=job.options,
+      environment_version='1',
+      proto_pipeline_staged_url='gs://bucket/staging/pipeline.pb',
+      proto_pipeline=job.proto_pipeline,
+    ).proto
+
   return run
 
 
@@ -253,8 +332,16 @@ def test_job(dry_run):
   assert pool.ip_configuration.name == 'WORKER_IP_PRIVATE'
   assert [image.container_image for image in pool.sdk_harness_container_images] == [IMAGE]
   names = set(steps(job.proto_pipeline))
-  assert {'Convert/Match', 'Convert/Spread', 'Convert/Read', 'Convert/Write', 'Convert/Publish'} <= names
-  assert steps(job.proto_pipeline)['Convert/Spread'].spec.urn == common_urns.composites.RESHUFFLE.urn
+  assert {
+    'Convert/Match',
+    'Convert/Spread',
+    'Convert/Read',
+    'Convert/Write',
+    'Convert/Publish',
+  } <= names
+  assert (
+    steps(job.proto_pipeline)['Convert/Spread'].spec.urn == common_urns.composites.RESHUFFLE.urn
+  )
 
 
 def test_job_without_an_image_takes_that_of_beam(dry_run):

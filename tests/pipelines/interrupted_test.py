@@ -1,4 +1,6 @@
-"""`kill -9` at any moment of a conversion: nothing looks finished, and the same command makes the same dataset."""
+"""`kill -9` at any moment of a conversion: nothing looks finished, and the same command makes
+the same dataset.
+"""
 
 import contextlib
 import os
@@ -35,12 +37,27 @@ def raw(tmp_path_factory) -> pathlib.Path:
 @contextlib.contextmanager
 def started(raw, directory, *args):
   """A conversion in a process group of its own, which is killed at the end of the block."""
-  environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])}
+  environment = {
+    **os.environ,
+    'PYTHONPATH': os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')]),
+  }
   with open(f'{directory}.log', 'ab') as log:
     process = subprocess.Popen(
-        [sys.executable, str(ROOT / 'pipelines/convert.py'), '--collection=tile:x', f'--input={raw}',
-         f'--output={directory}', '--num_shards=4', '--max_configs_per_record=8', *args],
-        env=environment, start_new_session=True, stdout=log, stderr=log)
+      [
+        sys.executable,
+        str(ROOT / 'pipelines/convert.py'),
+        '--collection=tile:x',
+        f'--input={raw}',
+        f'--output={directory}',
+        '--num_shards=4',
+        '--max_configs_per_record=8',
+        *args,
+      ],
+      env=environment,
+      start_new_session=True,
+      stdout=log,
+      stderr=log,
+    )
   try:
     yield process
   finally:
@@ -65,8 +82,10 @@ def wait_for_begin(directory, process) -> float:
 
 def tree(directory) -> dict[str, bytes | None]:
   """All files below a directory, and folders as None."""
-  return {str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None
-          for path in sorted(directory.rglob('*'))}
+  return {
+    str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None
+    for path in sorted(directory.rglob('*'))
+  }
 
 
 @pytest.fixture(scope='module')
@@ -96,7 +115,9 @@ def test_at_random_moments(raw, undisturbed, tmp_path):
     with started(raw, directory) as process:
       wait_for_begin(directory, process)
       time.sleep(0.9 * seconds * (i + generator.random()) / MOMENTS)
-    if (directory / 'manifest.json').exists():  # This run was faster than the first: it has published.
+    if (
+      directory / 'manifest.json'
+    ).exists():  # This run was faster than the first: it has published.
       assert {name: tree(directory).get(name) for name in expected} == expected
       if not (directory / 'in_progress.json').exists():
         continue

@@ -21,13 +21,17 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def _restore_environment(monkeypatch):
-  monkeypatch.setenv('TF_CPP_MIN_LOG_LEVEL', '2')  # `run` and `main` would set it for the tests after these.
+  monkeypatch.setenv(
+    'TF_CPP_MIN_LOG_LEVEL', '2'
+  )  # `run` and `main` would set it for the tests after these.
 
 
 def define(flag_values):
   flags.DEFINE_string('output', None, 'Where to write.', short_name='o', flag_values=flag_values)
   flags.DEFINE_integer('num_shards', 16, 'Files per split.', lower_bound=1, flag_values=flag_values)
-  flags.DEFINE_enum('on_error', 'fail', ['fail', 'skip'], 'What to do with bad input.', flag_values=flag_values)
+  flags.DEFINE_enum(
+    'on_error', 'fail', ['fail', 'skip'], 'What to do with bad input.', flag_values=flag_values
+  )
   flags.DEFINE_bool('overwrite', False, 'Replace what is there.', flag_values=flag_values)
   flags.DEFINE_float('rate', None, 'Step size.', flag_values=flag_values)
   flags.mark_flag_as_required('output', flag_values=flag_values)
@@ -42,13 +46,25 @@ def never(flag_values, rest):
 
 
 def python(*args, **kwargs):
-  return subprocess.run([sys.executable, *args], cwd=ROOT, text=True, capture_output=True, check=False, **kwargs)
+  return subprocess.run(
+    [sys.executable, *args], cwd=ROOT, text=True, capture_output=True, check=False, **kwargs
+  )
 
 
 def test_job_gets_parsed_flags():
   seen = []
-  assert run('--output=x', '--num_shards', '3', '--overwrite', job=lambda f, rest: seen.append(
-      (f.output, f.num_shards, f.on_error, f.overwrite, f.rate, rest))) == 0
+  assert (
+    run(
+      '--output=x',
+      '--num_shards',
+      '3',
+      '--overwrite',
+      job=lambda f, rest: seen.append(
+        (f.output, f.num_shards, f.on_error, f.overwrite, f.rate, rest)
+      ),
+    )
+    == 0
+  )
   assert seen == [('x', 3, 'fail', True, None, [])]
 
 
@@ -57,33 +73,47 @@ def test_exit_code_is_the_jobs(result, code):
   assert run('--output=x', job=lambda f, rest: result) == code
 
 
-@pytest.mark.parametrize(('args', 'rest'), [
+@pytest.mark.parametrize(
+  ('args', 'rest'),
+  [
     (['--output=x'], []),
     (['--output=x', '--'], []),
     (['--output=x', '--', '--runner=A', '--output=y', 'z'], ['--runner=A', '--output=y', 'z']),
-    (['--output=x', '--', 'a', '--', '--help'], ['a', '--', '--help'])])
+    (['--output=x', '--', 'a', '--', '--help'], ['a', '--', '--help']),
+  ],
+)
 def test_passthrough_splits_at_the_first_bare_dashes(args, rest):
   seen = []
   assert run(*args, passthrough=True, job=lambda f, rest: seen.append((f.output, rest))) == 0
   assert seen == [('x', rest)]
 
 
-@pytest.mark.parametrize(('args', 'positional'), [
+@pytest.mark.parametrize(
+  ('args', 'positional'),
+  [
     (['a.npz', '--output=x'], ['a.npz']),
     (['b', '--output=x', 'a', '--overwrite', 'b'], ['b', 'a', 'b']),
     (['--output', 'x', '--', '--a.npz', '-h.npz'], ['--a.npz', '-h.npz']),
-    (['--output=x', 'ü "b".npz', ''], ['ü "b".npz', ''])])
+    (['--output=x', 'ü "b".npz', ''], ['ü "b".npz', '']),
+  ],
+)
 def test_positional_arguments_may_stand_anywhere(args, positional):
   seen = []
   assert run(*args, positional='FILE', job=lambda f, rest: seen.append((f.output, rest))) == 0
   assert seen == [('x', positional)]
 
 
-@pytest.mark.parametrize(('args', 'message'), [
+@pytest.mark.parametrize(
+  ('args', 'message'),
+  [
     (['--output=x'], 'no FILE given; --help tells the usage'),
     (['--output=x', '--'], 'no FILE given; --help tells the usage'),
-    (['a.npz', '--output=x', '--num_shard=3'],
-     'unknown flag --num_shard (did you mean --num_shards?); --help lists the flags')])
+    (
+      ['a.npz', '--output=x', '--num_shard=3'],
+      'unknown flag --num_shard (did you mean --num_shards?); --help lists the flags',
+    ),
+  ],
+)
 def test_usage_errors_with_positional_arguments(args, message, capsys):
   assert run(*args, positional='FILE', job=never) == 2
   assert capsys.readouterr() == ('', f'error: {message}\n')
@@ -102,30 +132,46 @@ def test_fail_tells_one_line(capsys):
 STRAY = "; flags are written --name=value, and patterns such as '*.npz' in quotes"
 
 
-@pytest.mark.parametrize(('args', 'message'), [
-    (['--output=x', '--num_shard=3'], 'unknown flag --num_shard (did you mean --num_shards?); --help lists the flags'),
+@pytest.mark.parametrize(
+  ('args', 'message'),
+  [
+    (
+      ['--output=x', '--num_shard=3'],
+      'unknown flag --num_shard (did you mean --num_shards?); --help lists the flags',
+    ),
     (['--output=x', '--zzz'], 'unknown flag --zzz; --help lists the flags'),
-    (['--num_shard=3'], 'unknown flag --num_shard (did you mean --num_shards?); --help lists the flags'),
+    (
+      ['--num_shard=3'],
+      'unknown flag --num_shard (did you mean --num_shards?); --help lists the flags',
+    ),
     ([], 'flag --output is required'),
     (['--output'], 'Missing value for flag --output'),
-    (['--output=x', '--num_shards=a'], "flag --num_shards=a: invalid literal for int() with base 10: 'a'"),
+    (
+      ['--output=x', '--num_shards=a'],
+      "flag --num_shards=a: invalid literal for int() with base 10: 'a'",
+    ),
     (['--output=x', '--num_shards=0'], 'flag --num_shards=0: 0 is not a positive integer'),
     (['--output=x', '--on_error=skp'], 'flag --on_error=skp: value should be one of <fail|skip>'),
     (['a.npz', '--output=x', 'b.npz'], 'unexpected argument a.npz' + STRAY),
     (['--output=x', '--overwrite', 'true'], 'unexpected argument true' + STRAY),
-    (['--output=x', '--', '--runner=A'], 'unexpected argument --runner=A' + STRAY)])
+    (['--output=x', '--', '--runner=A'], 'unexpected argument --runner=A' + STRAY),
+  ],
+)
 def test_usage_error_is_one_line_and_exit_2(args, message, capsys):
   assert run(*args, job=never) == 2
   assert capsys.readouterr() == ('', f'error: {message}\n')
 
 
-@pytest.mark.parametrize(('args', 'hint'), [(['--runner=DirectRunner'], ''),
-                                            (['--num_shard=3'], ' (did you mean --num_shards?)')])
+@pytest.mark.parametrize(
+  ('args', 'hint'),
+  [(['--runner=DirectRunner'], ''), (['--num_shard=3'], ' (did you mean --num_shards?)')],
+)
 def test_unknown_flag_with_passthrough_points_behind_the_dashes(args, hint, capsys):
   assert run('--output=x', *args, passthrough=True, job=never) == 2
   name = args[0].partition('=')[0]
   assert capsys.readouterr().err == (
-      f'error: unknown flag {name}{hint}; Beam options go after a bare `--`; --help lists the flags\n')
+    f'error: unknown flag {name}{hint}; Beam options go after a bare `--`; --help lists the flags\n'
+  )
 
 
 def test_all_missing_flags_are_named_at_once(capsys):
@@ -133,14 +179,18 @@ def test_all_missing_flags_are_named_at_once(capsys):
     for name in ('input', 'my-output'):
       flags.DEFINE_string(name, None, '', flag_values=flag_values)
       flags.mark_flag_as_required(name, flag_values=flag_values)
+
   assert run(define_flags=two, job=never) == 2
-  assert capsys.readouterr().err == 'error: flag --input is required; flag --my-output is required\n'
+  assert (
+    capsys.readouterr().err == 'error: flag --input is required; flag --my-output is required\n'
+  )
 
 
 def test_own_validator_keeps_its_message(capsys):
   def even(flag_values):
     flags.DEFINE_integer('n', 2, '', flag_values=flag_values)
     flags.register_validator('n', lambda n: n % 2 == 0, 'must be even', flag_values=flag_values)
+
   assert run('--n=3', define_flags=even, job=never) == 2
   assert capsys.readouterr().err == 'error: flag --n=3: must be even\n'
 
@@ -148,7 +198,8 @@ def test_own_validator_keeps_its_message(capsys):
 @pytest.mark.parametrize('flag', ['-h', '--help', '--helpfull'])
 def test_help(flag, capsys):
   assert run('--num_shards=a', flag, job=never) == 0
-  assert capsys.readouterr() == (textwrap.dedent("""\
+  assert capsys.readouterr() == (
+    textwrap.dedent("""\
       usage: prog [flags]
 
       Does a thing.
@@ -166,14 +217,20 @@ def test_help(flag, capsys):
             Replace what is there. (default: false)
         --rate=X
             Step size.
-      """), '')
+      """),
+    '',
+  )
 
 
 def test_help_of_a_script_with_passthrough(capsys):
-  assert cli.run(lambda flag_values: None, never, ['a/b.py', '-h'], description='D.\n', passthrough=True) == 0
+  assert (
+    cli.run(lambda flag_values: None, never, ['a/b.py', '-h'], description='D.\n', passthrough=True)
+    == 0
+  )
   assert capsys.readouterr().out == (
-      'usage: python a/b.py [flags] [-- BEAM OPTIONS]\n\nD.\n\n'
-      'Options of Apache Beam go after a bare --, as in `-- --runner=DataflowRunner --region=REGION`.\n')
+    'usage: python a/b.py [flags] [-- BEAM OPTIONS]\n\nD.\n\n'
+    'Options of Apache Beam go after a bare --, as in `-- --runner=DataflowRunner --region=REGION`.\n'
+  )
 
 
 def test_long_help_is_wrapped(capsys):
@@ -184,6 +241,7 @@ def test_long_help_is_wrapped(capsys):
 def test_input_error_is_one_line_and_exit_1(capsys):
   def job(flag_values, rest):
     raise errors.InputError('not an npz file', path='ü\n.npz', found='<html>\n</html>')
+
   assert run('--output=x', job=job) == 1
   assert capsys.readouterr() == ('', 'error: ü .npz: not an npz file: found <html> </html>\n')
 
@@ -191,6 +249,7 @@ def test_input_error_is_one_line_and_exit_1(capsys):
 def test_interrupt(capsys):
   def job(flag_values, rest):
     raise KeyboardInterrupt
+
   assert run('--output=x', job=job) == 130
   assert capsys.readouterr().err == 'error: interrupted\n'
 
@@ -198,6 +257,7 @@ def test_interrupt(capsys):
 def test_other_exceptions_keep_their_traceback():
   def job(flag_values, rest):
     raise KeyError('a bug')
+
   with pytest.raises(KeyError, match='a bug'):
     run('--output=x', job=job)
 
@@ -220,8 +280,13 @@ def job(flag_values, rest):
   print('line\\n' * {lines})
 sys.exit(cli.run(lambda flag_values: None, job, ['prog'], description=''))
 """
-  with subprocess.Popen([sys.executable, '-c', code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                        stderr=subprocess.PIPE) as process:
+  with subprocess.Popen(
+    [sys.executable, '-c', code],
+    cwd=ROOT,
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+  ) as process:
     process.stdout.close()
     process.stdin.close()
     assert process.stderr.read() == b''
@@ -234,16 +299,24 @@ def test_main_hands_arguments_over(monkeypatch):
   monkeypatch.setitem(sys.modules, 'fake_command', fake)
   monkeypatch.setattr(cli, 'COMMANDS', {'fake': ('fake_command', 'does nothing')})
   assert cli.main(['/usr/bin/tpu-graphs', 'fake', '--a=1', '--', '--help']) == (
-      ['tpu-graphs fake', '--a=1', '--', '--help'])
+    ['tpu-graphs fake', '--a=1', '--', '--help']
+  )
   monkeypatch.setattr(sys, 'argv', ['tpu-graphs', 'fake', 'b'])
   assert cli.main() == ['tpu-graphs fake', 'b']
 
 
-@pytest.mark.parametrize(('args', 'message'), [
+@pytest.mark.parametrize(
+  ('args', 'message'),
+  [
     ([], f'no command; expected one of {", ".join(cli.COMMANDS)}'),
-    (['trian', '--data=x'], 'unknown command trian (did you mean train?); `tpu-graphs --help` lists the commands'),
+    (
+      ['trian', '--data=x'],
+      'unknown command trian (did you mean train?); `tpu-graphs --help` lists the commands',
+    ),
     (['--data=x'], 'unknown command --data=x; `tpu-graphs --help` lists the commands'),
-    ([''], 'unknown command ; `tpu-graphs --help` lists the commands')])
+    ([''], 'unknown command ; `tpu-graphs --help` lists the commands'),
+  ],
+)
 def test_main_refuses_an_unknown_command(args, message, capsys):
   assert cli.main(['tpu-graphs', *args]) == 2
   assert capsys.readouterr() == ('', f'error: {message}\n')
@@ -278,8 +351,14 @@ def test_every_command_has_help(command):
   assert result.stdout.startswith(f'usage: tpu-graphs {command} [flags]')
 
 
-@pytest.mark.parametrize('statement', ['import tpu_graphs', 'from tpu_graphs import cli',
-                                       "from tpu_graphs import cli; cli.main(['tpu-graphs', '--help'])"])
+@pytest.mark.parametrize(
+  'statement',
+  [
+    'import tpu_graphs',
+    'from tpu_graphs import cli',
+    "from tpu_graphs import cli; cli.main(['tpu-graphs', '--help'])",
+  ],
+)
 def test_import_is_cheap(statement):
   heavy = ('absl', 'apache_beam', 'numpy', 'tensorflow', 'tensorflow_gnn', 'tensorflow_ranking')
   result = python('-c', f'{statement}\nimport sys\nprint(sorted(set({heavy}) & set(sys.modules)))')

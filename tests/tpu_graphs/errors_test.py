@@ -1,4 +1,6 @@
-"""Tests of tpu_graphs.errors: what a user reads, and that nothing of it is lost on the way to them."""
+"""Tests of tpu_graphs.errors: what a user reads, and that nothing of it is lost on the way to
+them.
+"""
 
 import copy
 import json
@@ -8,18 +10,30 @@ import pytest
 
 from tpu_graphs import errors
 
-_PARTS = {'reason': 'wrong shape', 'path': 'd/é.npz', 'where': 'node_feat', 'found': '[4, 139]',
-          'expected': '[4, 140]', 'fix': 'download it again'}
+_PARTS = {
+  'reason': 'wrong shape',
+  'path': 'd/é.npz',
+  'where': 'node_feat',
+  'found': '[4, 139]',
+  'expected': '[4, 140]',
+  'fix': 'download it again',
+}
 
 
-@pytest.mark.parametrize(('parts', 'text'), [
+@pytest.mark.parametrize(
+  ('parts', 'text'),
+  [
     ({'reason': 'empty file'}, 'empty file'),
     ({'reason': 'empty file', 'path': 'a.npz'}, 'a.npz: empty file'),
     ({'reason': 'r', 'found': 0}, 'r: found 0'),
     ({'reason': 'r', 'expected': 1}, 'r: expected 1'),
     ({'reason': 'r', 'where': 'w', 'fix': 'do this'}, 'w: r; do this'),
-    (_PARTS, 'd/é.npz: node_feat: wrong shape: found [4, 139], expected [4, 140]; download it again'),
-])
+    (
+      _PARTS,
+      'd/é.npz: node_feat: wrong shape: found [4, 139], expected [4, 140]; download it again',
+    ),
+  ],
+)
 def test_text(parts, text):
   assert str(errors.InputError(**parts)) == text
 
@@ -33,11 +47,14 @@ def test_values_become_text():
   assert (error.found, error.expected) == ('[1, 2]', '0')
 
 
-@pytest.mark.parametrize('travel', [
+@pytest.mark.parametrize(
+  'travel',
+  [
     lambda error: pickle.loads(pickle.dumps(error)),
     copy.copy,
     lambda error: errors.InputError(**json.loads(json.dumps(error.to_dict()))),
-])
+  ],
+)
 @pytest.mark.parametrize('parts', [_PARTS, {'reason': 'r'}])
 def test_survives_travel(travel, parts):
   error = errors.InputError(**parts)
@@ -63,12 +80,22 @@ def test_in_file_leaves_other_errors_alone():
     raise ZeroDivisionError
 
 
-@pytest.mark.parametrize(('head', 'expected'), [
-    (b'', None), (b'PK\x03\x04', 'a zip or npz archive'), (b'\x93NUMPY\x01\x00', 'an npy array'),
-    (b'\x1f\x8b\x08', 'gzip data'), (b'HloModule jit_f', 'HLO text'), (b' \n<html>', 'HTML or XML'),
+@pytest.mark.parametrize(
+  ('head', 'expected'),
+  [
+    (b'', None),
+    (b'PK\x03\x04', 'a zip or npz archive'),
+    (b'\x93NUMPY\x01\x00', 'an npy array'),
+    (b'\x1f\x8b\x08', 'gzip data'),
+    (b'HloModule jit_f', 'HLO text'),
+    (b' \n<html>', 'HTML or XML'),
     (b'version https://git-lfs.github.com/spec/v1', 'a Git LFS pointer in place of the file'),
-    (b'{"a": 1}', 'JSON'), (b'hello', 'text'), (b'\x0a\x05hello\x00', None), (b'  ', 'text'),
-])
+    (b'{"a": 1}', 'JSON'),
+    (b'hello', 'text'),
+    (b'\x0a\x05hello\x00', None),
+    (b'  ', 'text'),
+  ],
+)
 def test_looks_like(head, expected):
   assert errors.looks_like(head) == expected
 
@@ -77,4 +104,8 @@ def test_long_values_and_many_names_are_cut():
   assert errors.brief('x' * 40) == 'x' * 40
   assert errors.brief('x' * 41) == 'x' * 40 + '…'
   assert [errors.some(names, limit=2) for names in ([], ['a'], ['a', 'b'], ['a', 'b', 'c'])] == [
-      'none', 'a', 'a, b', 'a, b, … (3 in all)']
+    'none',
+    'a',
+    'a, b',
+    'a, b, … (3 in all)',
+  ]

@@ -33,14 +33,20 @@ def test_accepts_a_tf_function_and_its_gradient():
   testing.assert_tpu_ready(gradient, _VECTOR, inputs=[tf.ones(4), tf.zeros(4)])
 
 
-@pytest.mark.parametrize(('spec', 'message'), [
+@pytest.mark.parametrize(
+  ('spec', 'message'),
+  [
     (tf.TensorSpec([4], tf.string), '^spec: found a string'),
     (tf.TensorSpec([None, 4], tf.float32), r'^spec: found shape \(None, 4\), expected static'),
     (tf.TensorSpec(None, tf.float32), '^spec: found shape <unknown>, expected static'),
-    (tf.RaggedTensorSpec([2, None], tf.float32), r'^spec: found shape \(2, None\), ragged, expected static'),
+    (
+      tf.RaggedTensorSpec([2, None], tf.float32),
+      r'^spec: found shape \(2, None\), ragged, expected static',
+    ),
     ({'a': [_VECTOR, tf.TensorSpec([], tf.string)]}, '^spec/a/1: found a string'),
     ((_VECTOR, {'b': tf.TensorSpec([None], tf.int32)}), '^spec/1/b: found shape'),
-])
+  ],
+)
 def test_refuses_strings_and_dynamic_shapes_by_name(spec, message):
   with pytest.raises(AssertionError, match=message):
     testing.assert_tpu_ready(lambda *_: tf.constant(0), spec)
@@ -51,20 +57,30 @@ def test_refuses_what_is_no_spec():
     testing.assert_tpu_ready(lambda *_: tf.constant(0), (_VECTOR, 3))
 
 
-@pytest.mark.parametrize(('fn', 'operation'), [
+@pytest.mark.parametrize(
+  ('fn', 'operation'),
+  [
     (lambda x: tf.strings.length(tf.strings.as_string(x)), 'AsString'),
     (lambda x: tf.raw_ops.SegmentSum(data=x, segment_ids=tf.cast(x, tf.int32)), 'SegmentSum'),
-])
+  ],
+)
 def test_refuses_what_xla_cannot_compile(fn, operation):
   with pytest.raises(AssertionError, match=f'not compiled by XLA: .*{operation}'):
     testing.assert_tpu_ready(fn, _VECTOR)
 
 
-@pytest.mark.parametrize(('fn', 'operation'), [
-    (lambda x: tf.boolean_mask(x, x > 0), 'Where'), (lambda x: tf.where(x > 0), 'Where'),
-    (lambda x: tf.unique(x)[0], 'Unique')])
+@pytest.mark.parametrize(
+  ('fn', 'operation'),
+  [
+    (lambda x: tf.boolean_mask(x, x > 0), 'Where'),
+    (lambda x: tf.where(x > 0), 'Where'),
+    (lambda x: tf.unique(x)[0], 'Unique'),
+  ],
+)
 def test_refuses_shapes_that_depend_on_values(fn, operation):
-  with pytest.raises(AssertionError, match=rf'a shape that only running tells, by {operation}.*\[<=4'):
+  with pytest.raises(
+    AssertionError, match=rf'a shape that only running tells, by {operation}.*\[<=4'
+  ):
     testing.assert_tpu_ready(fn, _VECTOR)
 
 
@@ -72,10 +88,19 @@ def test_less_or_equal_is_no_shape():
   testing.assert_tpu_ready(lambda x: tf.where(x <= 3, x, 0), _VECTOR)
 
 
-@pytest.mark.parametrize(('inputs', 'message'), [
-    ([tf.ones(4), tf.ones(5)], r'for input 1 of epoch 0: spec/0: found .*shape=\(5,\).*expected .*shape=\(4,\)'),
-    ([tf.ones(4, tf.float64)], 'for input 0 of epoch 0: spec/0: found .*float64.*expected .*float32'),
-])
+@pytest.mark.parametrize(
+  ('inputs', 'message'),
+  [
+    (
+      [tf.ones(4), tf.ones(5)],
+      r'for input 1 of epoch 0: spec/0: found .*shape=\(5,\).*expected .*shape=\(4,\)',
+    ),
+    (
+      [tf.ones(4, tf.float64)],
+      'for input 0 of epoch 0: spec/0: found .*float64.*expected .*float32',
+    ),
+  ],
+)
 def test_refuses_inputs_that_trace_again(inputs, message):
   with pytest.raises(AssertionError, match=message):
     testing.assert_tpu_ready(lambda x: x + x, _VECTOR, inputs=inputs)
@@ -123,5 +148,7 @@ def test_leaves_of_graphs_have_names(graph):
   with pytest.raises(AssertionError, match=r'spec/(op|config_op)/\w+: found shape \(None,'):
     testing.assert_tpu_ready(_ops, relaxed)
   relaxed = without.spec.relax(num_edges=True)
-  with pytest.raises(AssertionError, match=r'spec/(operand|configures)/index 0: found shape \(None,\)'):
+  with pytest.raises(
+    AssertionError, match=r'spec/(operand|configures)/index 0: found shape \(None,\)'
+  ):
     testing.assert_tpu_ready(_ops, relaxed)

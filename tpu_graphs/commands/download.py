@@ -3,7 +3,8 @@
   python tpu_graphs/commands/download.py --collection=layout:xla:random --output=raw
   python pipelines/convert.py --collection=layout:xla:random --input=raw/npz --output=data/layout
 
-The sizes are shown first. What was interrupted goes on by the same command, and what is complete is skipped.
+The sizes are shown first. What was interrupted goes on by the same command, and what is complete
+is skipped.
 """
 
 from __future__ import annotations
@@ -21,17 +22,36 @@ from tpu_graphs.sources import transfer
 
 def _define_flags(flag_values) -> None:
   from absl import flags
-  flags.DEFINE_multi_string('collection', None, f'What to download: {", ".join(download.COLLECTIONS)}, or '
-                            f'{download.ALL}; several separated by commas or in several --collection.',
-                            flag_values=flag_values)
-  flags.DEFINE_string('output', None, 'Folder to write; the files go to its folder npz.', flag_values=flag_values)
-  flags.DEFINE_string('split', ','.join(module_lib.SPLITS), 'Splits to download, separated by commas.',
-                      flag_values=flag_values)
+
+  flags.DEFINE_multi_string(
+    'collection',
+    None,
+    f'What to download: {", ".join(download.COLLECTIONS)}, or '
+    f'{download.ALL}; several separated by commas or in several --collection.',
+    flag_values=flag_values,
+  )
+  flags.DEFINE_string(
+    'output', None, 'Folder to write; the files go to its folder npz.', flag_values=flag_values
+  )
+  flags.DEFINE_string(
+    'split',
+    ','.join(module_lib.SPLITS),
+    'Splits to download, separated by commas.',
+    flag_values=flag_values,
+  )
   flags.DEFINE_bool('dry_run', False, 'Show the sizes and stop.', flag_values=flag_values)
-  flags.DEFINE_bool('keep_archives', False, 'Keep the archives beside what is unpacked from them.',
-                    flag_values=flag_values)
-  flags.DEFINE_string('base_url', download.BASE_URL, 'URL of the folder of the archives, such as that of a mirror.',
-                      flag_values=flag_values)
+  flags.DEFINE_bool(
+    'keep_archives',
+    False,
+    'Keep the archives beside what is unpacked from them.',
+    flag_values=flag_values,
+  )
+  flags.DEFINE_string(
+    'base_url',
+    download.BASE_URL,
+    'URL of the folder of the archives, such as that of a mirror.',
+    flag_values=flag_values,
+  )
   for name in ('collection', 'output'):
     flags.mark_flag_as_required(name, flag_values=flag_values)
 
@@ -39,16 +59,24 @@ def _define_flags(flag_values) -> None:
 def _job(flag_values, _) -> int:
   collections = [name for names in flag_values.collection for name in names.split(',')]
   parts = download.choose(collections, flag_values.split.split(','))
-  plan = download.plan(flag_values.output, parts, server=transfer.Server(flag_values.base_url),
-                       keep_archives=flag_values.keep_archives)
+  plan = download.plan(
+    flag_values.output,
+    parts,
+    server=transfer.Server(flag_values.base_url),
+    keep_archives=flag_values.keep_archives,
+  )
   print(plan.describe(), flush=True)
   if flag_values.dry_run:
     plan.check_disk()
     return 0
-  download.run(plan, progress=terminal.Progress(sys.stderr), tell=lambda line: print(line, flush=True))
+  download.run(
+    plan, progress=terminal.Progress(sys.stderr), tell=lambda line: print(line, flush=True)
+  )
   for collection in dict.fromkeys(part.collection for part in parts):
-    print(f'next: {cli.PROGRAM} convert --collection={collection} --input={os.path.join(flag_values.output, "npz")} '
-          '--output=…')
+    print(
+      f'next: {cli.PROGRAM} convert --collection={collection} --input={os.path.join(flag_values.output, "npz")} '
+      '--output=…'
+    )
   return 0
 
 

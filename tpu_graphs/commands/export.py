@@ -1,9 +1,10 @@
-"""Writes a dataset directory as npz files of the published form, or as `Data` objects of PyTorch Geometric.
+"""Writes a dataset directory as npz files of the published form, or as `Data` objects of PyTorch
+Geometric.
 
   python tpu_graphs/commands/export.py --data=data/tile --output=out --format=npz
 
-A file per module is written into out/npz/tile/xla/train and so on, by the collection and the split; convert reads
-out/npz again. docs/export.md tells what the files hold.
+A file per module is written into out/npz/tile/xla/train and so on, by the collection and the
+split; convert reads out/npz again. docs/export.md tells what the files hold.
 """
 
 from __future__ import annotations
@@ -19,25 +20,47 @@ from tpu_graphs.modules import module as module_lib
 
 def _define_flags(flag_values) -> None:
   from absl import flags
-  flags.DEFINE_string('data', None, 'Dataset directory that convert has written.', flag_values=flag_values)
+
+  flags.DEFINE_string(
+    'data', None, 'Dataset directory that convert has written.', flag_values=flag_values
+  )
   flags.DEFINE_string('output', None, 'Local folder to write into.', flag_values=flag_values)
-  flags.DEFINE_enum('format', None, export.FORMS, 'npz files as published, or pyg: files of torch.save that hold a '
-                    'torch_geometric.data.Data each.', flag_values=flag_values)
-  flags.DEFINE_enum('split', None, module_lib.SPLITS, 'Split to write. Default: all.', flag_values=flag_values)
-  flags.DEFINE_bool('overwrite', False, 'Replace what an earlier export has written of these splits.',
-                    flag_values=flag_values)
+  flags.DEFINE_enum(
+    'format',
+    None,
+    export.FORMS,
+    'npz files as published, or pyg: files of torch.save that hold a '
+    'torch_geometric.data.Data each.',
+    flag_values=flag_values,
+  )
+  flags.DEFINE_enum(
+    'split', None, module_lib.SPLITS, 'Split to write. Default: all.', flag_values=flag_values
+  )
+  flags.DEFINE_bool(
+    'overwrite',
+    False,
+    'Replace what an earlier export has written of these splits.',
+    flag_values=flag_values,
+  )
   for name in ('data', 'output', 'format'):
     flags.mark_flag_as_required(name, flag_values=flag_values)
 
 
 def _job(flag_values, _) -> int:
   start = time.monotonic()
-  exported = export.export(flag_values.data, flag_values.output, form=flag_values.format,
-                           split=flag_values.split, overwrite=flag_values.overwrite)
+  exported = export.export(
+    flag_values.data,
+    flag_values.output,
+    form=flag_values.format,
+    split=flag_values.split,
+    overwrite=flag_values.overwrite,
+  )
   print(f'{exported.collection} as {flag_values.format} in {time.monotonic() - start:.1f} s')
   for split in exported.splits:
-    print(f'{split.name:5}  {split.modules:6,} modules  {split.configs:9,} configs  {split.bytes / 2**20:8,.1f} MiB  '
-          f'{split.folder}')
+    print(
+      f'{split.name:5}  {split.modules:6,} modules  {split.configs:9,} configs  {split.bytes / 2**20:8,.1f} MiB  '
+      f'{split.folder}'
+    )
   for what in exported.left_out:
     print(f'not in npz files: {what}')
   return 0

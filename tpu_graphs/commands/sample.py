@@ -1,4 +1,5 @@
-"""Writes the built-in sample: small synthetic programs with planted runtimes, as npz files of both kinds.
+"""Writes the built-in sample: small synthetic programs with planted runtimes, as npz files of
+both kinds.
 
   python tpu_graphs/commands/sample.py --output=sample
   python pipelines/convert.py --collection=tile:synthetic --input=sample/npz --output=data/tile
@@ -17,8 +18,11 @@ from tpu_graphs.sources import synthetic
 
 def _define_flags(flag_values) -> None:
   from absl import flags
+
   flags.DEFINE_string('output', None, 'Folder to write; new or empty.', flag_values=flag_values)
-  flags.DEFINE_integer('seed', 0, 'Equal seeds give equal files.', lower_bound=0, flag_values=flag_values)
+  flags.DEFINE_integer(
+    'seed', 0, 'Equal seeds give equal files.', lower_bound=0, flag_values=flag_values
+  )
   flags.mark_flag_as_required('output', flag_values=flag_values)
 
 
@@ -26,7 +30,9 @@ def _job(flag_values, _) -> int:
   splits = synthetic.write_tree(flag_values.output, seed=flag_values.seed)
   print(f'synthetic sample -> {flag_values.output}')
   for split in splits:
-    print(f'{split.kind}:synthetic  {split.name:5}  {split.num_modules:4} modules  {split.num_configs:6,} configs')
+    print(
+      f'{split.kind}:synthetic  {split.name:5}  {split.num_modules:4} modules  {split.num_configs:6,} configs'
+    )
   return 0
 
 

@@ -1,9 +1,11 @@
-"""Checks dataset directories, and folders of raw files of programs, completely: every shard, record, count and file.
+"""Checks dataset directories, and folders of raw files of programs, completely: every shard,
+record, count and file.
 
   python tpu_graphs/commands/validate.py data/layout
   python tpu_graphs/commands/validate.py raw/npz
 
-Exit code 0 if all are sound, 1 if there is any fault. Warnings, such as equal graphs in train and test, are no faults.
+Exit code 0 if all are sound, 1 if there is any fault. Warnings, such as equal graphs in train
+and test, are no faults.
 """
 
 from __future__ import annotations
@@ -19,16 +21,28 @@ from tpu_graphs.dataset import validation
 
 def _define_flags(flag_values) -> None:
   from absl import flags
-  flags.DEFINE_bool('json', False, 'Print JSON: path, title, sound, rows, faults and warnings of each DIR.',
-                    flag_values=flag_values)
-  flags.DEFINE_integer('num_workers', None, 'Processes. Default: one per core where the data is large.', lower_bound=1,
-                       flag_values=flag_values)
+
+  flags.DEFINE_bool(
+    'json',
+    False,
+    'Print JSON: path, title, sound, rows, faults and warnings of each DIR.',
+    flag_values=flag_values,
+  )
+  flags.DEFINE_integer(
+    'num_workers',
+    None,
+    'Processes. Default: one per core where the data is large.',
+    lower_bound=1,
+    flag_values=flag_values,
+  )
 
 
 def _job(flag_values, paths: list[str]) -> int:
   reports = []
   for path in paths:
-    report = validation.validate(path, num_workers=flag_values.num_workers, progress=terminal.Progress(sys.stderr))
+    report = validation.validate(
+      path, num_workers=flag_values.num_workers, progress=terminal.Progress(sys.stderr)
+    )
     reports.append(report)
     if not flag_values.json:
       print(report.describe(), flush=True)

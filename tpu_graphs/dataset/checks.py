@@ -1,4 +1,6 @@
-"""What complete checks share: the report, what is kept of a module, and work in several processes."""
+"""What complete checks share: the report, what is kept of a module, and work in several
+processes.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +35,7 @@ class Report:
     faults: what is wrong.
     warnings: what is not wrong, but should be known.
   """
+
   path: str
   title: str
   rows: tuple[Mapping[str, str | int], ...]
@@ -47,11 +50,24 @@ class Report:
     """A table, a line per fault and warning, and the verdict."""
     lines = [f'{self.path}: {self.title}']
     if self.rows:
-      cells = [list(self.rows[0]), *([f'{cell:,}' if isinstance(cell, int) else cell for cell in row.values()]
-                                     for row in self.rows)]
+      cells = [
+        list(self.rows[0]),
+        *(
+          [f'{cell:,}' if isinstance(cell, int) else cell for cell in row.values()]
+          for row in self.rows
+        ),
+      ]
       widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-      lines += ['  '.join(['', row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(
-          row[1:], widths[1:], strict=True))]) for row in cells]
+      lines += [
+        '  '.join(
+          [
+            '',
+            row[0].ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+          ]
+        )
+        for row in cells
+      ]
     for what, found in (('fault', self.faults), ('warning', self.warnings)):
       lines += [f'  {what}: {" ".join(str(error).splitlines())}' for error in found]
     verdict = terminal.plural(len(self.faults), 'fault') if self.faults else 'sound'
@@ -59,10 +75,17 @@ class Report:
     return '\n'.join([*lines, f'  {verdict}{warnings}'])
 
   def to_json(self) -> dict[str, Any]:
-    """The same as values that JSON can hold; faults and warnings have the parts of an `InputError`."""
-    return {'path': self.path, 'title': self.title, 'sound': self.is_sound, 'rows': [dict(row) for row in self.rows],
-            'faults': [fault.to_dict() for fault in self.faults],
-            'warnings': [warning.to_dict() for warning in self.warnings]}
+    """The same as values that JSON can hold; faults and warnings have the parts of an
+    `InputError`.
+    """
+    return {
+      'path': self.path,
+      'title': self.title,
+      'sound': self.is_sound,
+      'rows': [dict(row) for row in self.rows],
+      'faults': [fault.to_dict() for fault in self.faults],
+      'warnings': [warning.to_dict() for warning in self.warnings],
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +100,7 @@ class Found:
     measured: whether any config is.
     configs: their number.
   """
+
   module_id: str
   kind: str
   where: str
@@ -92,17 +116,30 @@ def leaks(path: str, splits: Mapping[str, Iterable[Found]]) -> Iterator[errors.I
     names[split] = collections.defaultdict(list)
     for module in modules:
       names[split][module.topology].append(module.module_id)
-  for first, second in itertools.combinations([split for split in module_lib.SPLITS if split in names], 2):
+  for first, second in itertools.combinations(
+    [split for split in module_lib.SPLITS if split in names], 2
+  ):
     if shared := [topology for topology in names[second] if topology in names[first]]:
       number = sum(len(names[second][topology]) for topology in shared)
       total = terminal.plural(sum(map(len, names[second].values())), 'module')
       alike = f'{names[second][shared[0]][0]} like {names[first][shared[0]][0]}'
-      yield errors.InputError(f'graphs of {second} occur in {first}', path=path,
-                              found=f'{number:,} of {total}, such as {alike}', expected='graphs of its own')
+      yield errors.InputError(
+        f'graphs of {second} occur in {first}',
+        path=path,
+        found=f'{number:,} of {total}, such as {alike}',
+        expected='graphs of its own',
+      )
 
 
-def in_processes(function: Callable[[_Task], _Result], tasks: Sequence[_Task], sizes: Sequence[int], *,
-                 num_workers: int | None, name: str, progress: terminal.Progress | None) -> Iterator[_Result]:
+def in_processes(
+  function: Callable[[_Task], _Result],
+  tasks: Sequence[_Task],
+  sizes: Sequence[int],
+  *,
+  num_workers: int | None,
+  name: str,
+  progress: terminal.Progress | None,
+) -> Iterator[_Result]:
   """`function` of each task, in order, from several processes where it pays.
 
   Args:
@@ -134,14 +171,22 @@ def in_processes(function: Callable[[_Task], _Result], tasks: Sequence[_Task], s
       progress.end(done)
 
 
-def _from_pool(function: Callable[[_Task], _Result], tasks: Sequence[_Task], num_workers: int) -> Iterator[_Result]:
+def _from_pool(
+  function: Callable[[_Task], _Result], tasks: Sequence[_Task], num_workers: int
+) -> Iterator[_Result]:
   executor = concurrent.futures.ProcessPoolExecutor(
-      num_workers, mp_context=multiprocessing.get_context('spawn'),  # TensorFlow does not survive a fork.
-      initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))  # This process is interrupted for all.
+    num_workers,
+    mp_context=multiprocessing.get_context('spawn'),  # TensorFlow does not survive a fork.
+    initializer=signal.signal,
+    initargs=(signal.SIGINT, signal.SIG_IGN),
+  )  # This process is interrupted for all.
   try:
     yield from executor.map(function, tasks)
   except futures_process.BrokenProcessPool as error:
-    raise errors.InputError('a worker process died', expected='enough memory for a module per process',
-                            fix='give --num_workers=1') from error
+    raise errors.InputError(
+      'a worker process died',
+      expected='enough memory for a module per process',
+      fix='give --num_workers=1',
+    ) from error
   finally:
     executor.shutdown(cancel_futures=True)

@@ -27,6 +27,7 @@ class DatasetDirectory:
     manifest: its manifest.
     statistics: the content of `statistics.json`; `statistics.parse` reads it.
   """
+
   path: str
   manifest: manifest_lib.Manifest
   statistics: dict[str, Any]
@@ -42,8 +43,13 @@ class DatasetDirectory:
       InputError: there is no such split.
     """
     if name not in self.manifest.splits:
-      raise errors.InputError('split missing', path=self.path, found=' '.join(self.manifest.splits), expected=name,
-                              fix='choose another split, or convert with --split')
+      raise errors.InputError(
+        'split missing',
+        path=self.path,
+        found=' '.join(self.manifest.splits),
+        expected=name,
+        fix='choose another split, or convert with --split',
+      )
     return self.manifest.splits[name]
 
   def check_shards(self) -> None:
@@ -60,12 +66,18 @@ class DatasetDirectory:
           while block := file.read(16 << 20):
             checksum = google_crc32c.extend(checksum, block)
         if f'{checksum:08x}' != shard.crc32c:
-          raise errors.InputError('damaged shard', path=path, found=f'crc32c {checksum:08x}', expected=shard.crc32c,
-                                  fix='copy or convert the dataset again')
+          raise errors.InputError(
+            'damaged shard',
+            path=path,
+            found=f'crc32c {checksum:08x}',
+            expected=shard.crc32c,
+            fix='copy or convert the dataset again',
+          )
 
 
 def open_directory(directory: str | os.PathLike[str]) -> DatasetDirectory:
-  """Opens a dataset directory, checking that each shard of its manifest is there in full length and no other.
+  """Opens a dataset directory, checking that each shard of its manifest is there in full length
+  and no other.
 
   Raises:
     InputError: no dataset, or missing, extra or truncated shards; names them.
@@ -74,8 +86,9 @@ def open_directory(directory: str | os.PathLike[str]) -> DatasetDirectory:
   manifest = read_manifest(directory)
   for fault in shard_faults(directory, manifest):
     raise fault
-  statistics = read_statistics(os.path.join(directory, manifest_lib.STATISTICS_NAME),
-                               num_extra=manifest.choices.num_extra)
+  statistics = read_statistics(
+    os.path.join(directory, manifest_lib.STATISTICS_NAME), num_extra=manifest.choices.num_extra
+  )
   return DatasetDirectory(directory, manifest, statistics)
 
 
@@ -87,28 +100,44 @@ def read_manifest(directory: str) -> manifest_lib.Manifest:
   """
   path = os.path.join(directory, manifest_lib.FILE_NAME)
   if not tf.io.gfile.exists(path):
-    raise errors.InputError('no dataset', path=directory, found=f'no {manifest_lib.FILE_NAME}',
-                            expected='a directory that convert has finished')
+    raise errors.InputError(
+      'no dataset',
+      path=directory,
+      found=f'no {manifest_lib.FILE_NAME}',
+      expected='a directory that convert has finished',
+    )
   return manifest_lib.loads(read_text(path), path=path)
 
 
 def shard_faults(directory: str, manifest: manifest_lib.Manifest) -> Iterator[errors.InputError]:
-  """What of the files in a dataset directory is missing, extra, or not as long as `manifest` says, one by one."""
+  """What of the files in a dataset directory is missing, extra, or not as long as `manifest`
+  says, one by one.
+  """
   for name in module_lib.SPLITS:
     shards = manifest.splits[name].shards if name in manifest.splits else ()
     expected = {shard.name: shard.bytes for shard in shards}
     folder = os.path.join(directory, name)
-    found = {f'{name}/{file}' for file in (tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else ())}
+    found = {
+      f'{name}/{file}'
+      for file in (tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else ())
+    }
     for shard in sorted(found ^ set(expected)):
-      yield errors.InputError('shard missing' if shard in expected else 'extra file',
-                              path=os.path.join(directory, shard),
-                              expected=f'the {len(expected)} shards of {manifest_lib.FILE_NAME}',
-                              fix='copy or convert the dataset again' if shard in expected else 'remove it')
+      yield errors.InputError(
+        'shard missing' if shard in expected else 'extra file',
+        path=os.path.join(directory, shard),
+        expected=f'the {len(expected)} shards of {manifest_lib.FILE_NAME}',
+        fix='copy or convert the dataset again' if shard in expected else 'remove it',
+      )
     for shard in sorted(found & set(expected)):
       length = tf.io.gfile.stat(os.path.join(directory, shard)).length
       if length != expected[shard]:
-        yield errors.InputError('shard of wrong size', path=os.path.join(directory, shard), found=f'{length} bytes',
-                                expected=f'{expected[shard]} bytes', fix='copy or convert the dataset again')
+        yield errors.InputError(
+          'shard of wrong size',
+          path=os.path.join(directory, shard),
+          found=f'{length} bytes',
+          expected=f'{expected[shard]} bytes',
+          fix='copy or convert the dataset again',
+        )
 
 
 def read_statistics(path: str, *, num_extra: int) -> dict[str, Any]:
@@ -121,7 +150,9 @@ def read_statistics(path: str, *, num_extra: int) -> dict[str, Any]:
     try:
       content = json.loads(read_text(path))
     except json.JSONDecodeError as error:
-      raise errors.InputError('damaged statistics', found=error, fix='copy the directory again') from error
+      raise errors.InputError(
+        'damaged statistics', found=error, fix='copy the directory again'
+      ) from error
     statistics_lib.parse(content, num_extra=num_extra)
   return content
 
@@ -136,15 +167,20 @@ def read_text(path: str) -> str:
     with tf.io.gfile.GFile(path) as file:
       return file.read()
   except tf.errors.NotFoundError as error:
-    raise errors.InputError('file missing', path=path,
-                            fix='check its name, or copy the directory it belongs to again') from error
+    raise errors.InputError(
+      'file missing', path=path, fix='check its name, or copy the directory it belongs to again'
+    ) from error
   except (UnicodeDecodeError, tf.errors.OpError) as error:
-    raise errors.InputError('cannot read file', path=path, found=' '.join(str(error).split())) from error
+    raise errors.InputError(
+      'cannot read file', path=path, found=' '.join(str(error).split())
+    ) from error
 
 
 @contextlib.contextmanager
 def damage_explained(directory: DatasetDirectory) -> Iterator[None]:
-  """Names the shard where reading fails inside the block: TensorFlow's error tells neither file nor record."""
+  """Names the shard where reading fails inside the block: TensorFlow's error tells neither file
+  nor record.
+  """
   try:
     yield
   except (tf.errors.DataLossError, tf.errors.InvalidArgumentError):

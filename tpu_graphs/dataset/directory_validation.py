@@ -25,8 +25,12 @@ from tpu_graphs.dataset import statistics as statistics_lib
 from tpu_graphs.modules import module as module_lib
 
 _BLOCK_BYTES = 16 << 20
-_GRAPH_FEATURES = ('feat', 'extra_feat')  # Those whose statistics count each module once, not each record.
-# How much statistics may differ, of the value and of the largest value in the column: sums depend on their order.
+_GRAPH_FEATURES = (
+  'feat',
+  'extra_feat',
+)  # Those whose statistics count each module once, not each record.
+# How much statistics may differ, of the value and of the largest value in the column: sums depend
+# on their order.
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-9
 _SIZES = ('ops', 'edges', 'config_ops', 'configs')
 _AGAIN = {'fix': 'copy or convert the dataset again'}
@@ -43,6 +47,7 @@ class _Task:
     num_extra: its number of extra features.
     with_statistics: whether to compute statistics.
   """
+
   directory: str
   shard: manifest_lib.Shard
   kind: str
@@ -66,6 +71,7 @@ class _Record(checks.Found):
     graph: a digest of all that the records of a module have in common.
     config_ids: see `_pack`.
   """
+
   graph: bytes
   config_ids: bytes
 
@@ -78,8 +84,10 @@ class _Result:
     faults: what is wrong with it.
     records: what its records hold, in their order.
     graphs: module_id -> statistics over the graph, where they are asked for.
-    configs: statistics over the configs of all records, where they are asked for and there is any record.
+    configs: statistics over the configs of all records, where they are asked for and there is
+      any record.
   """
+
   faults: list[errors.InputError] = dataclasses.field(default_factory=list)
   records: list[_Record] = dataclasses.field(default_factory=list)
   graphs: dict[str, statistics_lib.Statistics] = dataclasses.field(default_factory=dict)
@@ -96,6 +104,7 @@ class _Totals:
     graphs: statistics over the graph of each module, where they are asked for.
     configs: statistics over the configs, where they are asked for.
   """
+
   modules: dict[str, _Record] = dataclasses.field(default_factory=dict)
   records: int = 0
   graphs: statistics_lib.Statistics | None = None
@@ -113,21 +122,36 @@ class _Totals:
         continue
       where = f'{record.where.rpartition(", ")[2]} ({record.module_id})'
       if known.graph != record.graph:
-        yield errors.InputError('records of one module with different graphs', path=path, where=where,
-                                found=f'another graph than in {known.where}', expected='the same graph')
+        yield errors.InputError(
+          'records of one module with different graphs',
+          path=path,
+          where=where,
+          found=f'another graph than in {known.where}',
+          expected='the same graph',
+        )
       ids, more = _unpack(known.config_ids), _unpack(record.config_ids)
       if (common := np.intersect1d(ids, more)).size:
-        yield errors.InputError('config occurs twice', path=path, where=where, found=f'config_id {common[0]} again',
-                                expected='each config of a module once')
+        yield errors.InputError(
+          'config occurs twice',
+          path=path,
+          where=where,
+          found=f'config_id {common[0]} again',
+          expected='each config of a module once',
+        )
       self.modules[record.module_id] = dataclasses.replace(
-          known, measured=known.measured or record.measured, configs=known.configs + record.configs,
-          config_ids=_pack(np.union1d(ids, more)))
+        known,
+        measured=known.measured or record.measured,
+        configs=known.configs + record.configs,
+        config_ids=_pack(np.union1d(ids, more)),
+      )
 
   def statistics(self) -> statistics_lib.Statistics:
     """Statistics over the whole split."""
     parts = [part for part in (self.graphs, self.configs) if part]
-    return statistics_lib.Statistics({name: moments for part in parts for name, moments in part.plain.items()},
-                                     {name: moments for part in parts for name, moments in part.log.items()})
+    return statistics_lib.Statistics(
+      {name: moments for part in parts for name, moments in part.plain.items()},
+      {name: moments for part in parts for name, moments in part.log.items()},
+    )
 
 
 def _merge(*parts: statistics_lib.Statistics | None) -> statistics_lib.Statistics | None:
@@ -148,21 +172,29 @@ def validate_directory(path: str, read: Callable[..., Iterator[_Result]]) -> che
   import tensorflow as tf  # These here, so that other processes need not load TensorFlow.
 
   from tpu_graphs.dataset import directory as directory_lib
+
   try:
     manifest = directory_lib.read_manifest(path)
   except errors.InputError as error:
     return checks.Report(path, 'dataset directory', (), (error,))
   num_extra, content = manifest.choices.num_extra, None
   faults = list(directory_lib.shard_faults(path, manifest))
-  unfit = {fault.path for fault in faults}  # Shards whose records need not be those that were counted.
+  unfit = {
+    fault.path for fault in faults
+  }  # Shards whose records need not be those that were counted.
   try:
-    content = directory_lib.read_statistics(os.path.join(path, manifest_lib.STATISTICS_NAME), num_extra=num_extra)
+    content = directory_lib.read_statistics(
+      os.path.join(path, manifest_lib.STATISTICS_NAME), num_extra=num_extra
+    )
   except errors.InputError as error:
     faults.append(error)
   for check in (_schema_faults, _rejected_faults):
     faults += check(path, manifest, directory_lib.read_text)
-  tasks = [_Task(path, shard, manifest.kind, num_extra, split == 'train' and content is not None)
-           for split, counts in manifest.splits.items() for shard in counts.shards]
+  tasks = [
+    _Task(path, shard, manifest.kind, num_extra, split == 'train' and content is not None)
+    for split, counts in manifest.splits.items()
+    for shard in counts.shards
+  ]
   tasks = [task for task in tasks if tf.io.gfile.exists(task.path)]
   totals = {split: _Totals() for split in manifest.splits}
   results = read(_read_shard, tasks, [task.shard.bytes for task in tasks])
@@ -176,14 +208,21 @@ def validate_directory(path: str, read: Callable[..., Iterator[_Result]]) -> che
       if content is not None and split == 'train':
         faults += _statistics_faults(path, content, totals[split].statistics())
   rows: list[Mapping[str, str | int]] = [
-      {'split': split, 'modules': len(total.modules),
-       'measured': sum(module.measured for module in total.modules.values()),
-       'configs': sum(module.configs for module in total.modules.values()), 'records': total.records,
-       'shards': len(manifest.splits[split].shards), 'bytes': manifest.splits[split].bytes}
-      for split, total in totals.items()]
+    {
+      'split': split,
+      'modules': len(total.modules),
+      'measured': sum(module.measured for module in total.modules.values()),
+      'configs': sum(module.configs for module in total.modules.values()),
+      'records': total.records,
+      'shards': len(manifest.splits[split].shards),
+      'bytes': manifest.splits[split].bytes,
+    }
+    for split, total in totals.items()
+  ]
   leaks = checks.leaks(path, {split: total.modules.values() for split, total in totals.items()})
-  return checks.Report(path, f'dataset directory of {manifest.collection}', tuple(rows), tuple(faults),
-                           tuple(leaks))
+  return checks.Report(
+    path, f'dataset directory of {manifest.collection}', tuple(rows), tuple(faults), tuple(leaks)
+  )
 
 
 class _Checksummed:
@@ -206,6 +245,7 @@ def _open(path: str) -> BinaryIO:
   if '://' not in path:
     return open(path, 'rb')
   import tensorflow as tf
+
   return tf.io.gfile.GFile(path, 'rb')
 
 
@@ -219,12 +259,27 @@ def _read_shard(task: _Task) -> _Result:
       if isinstance(item, errors.InputError):
         result.faults.append(item)
         continue
-      sizes.append(dict(zip(_SIZES, (item.num_ops, item.num_edges, item.num_config_ops, item.num_configs),
-                            strict=True)))
-      result.records.append(_Record(
-          module_id=item.module_id, kind=item.kind, where=f'{task.shard.name}, record {number}',
-          topology=item.topology_fingerprint(), measured=item.is_measured, configs=item.num_configs,
-          graph=_graph_digest(item), config_ids=_pack(item.config_id)))
+      sizes.append(
+        dict(
+          zip(
+            _SIZES,
+            (item.num_ops, item.num_edges, item.num_config_ops, item.num_configs),
+            strict=True,
+          )
+        )
+      )
+      result.records.append(
+        _Record(
+          module_id=item.module_id,
+          kind=item.kind,
+          where=f'{task.shard.name}, record {number}',
+          topology=item.topology_fingerprint(),
+          measured=item.is_measured,
+          configs=item.num_configs,
+          graph=_graph_digest(item),
+          config_ids=_pack(item.config_id),
+        )
+      )
       if task.with_statistics:
         graph, configs = _statistics(item)
         result.graphs.setdefault(item.module_id, graph)
@@ -235,13 +290,22 @@ def _read_shard(task: _Task) -> _Result:
       if not result.faults:
         result.faults += _count_faults(task, sizes)
       if f'{file.checksum:08x}' != task.shard.crc32c:
-        result.faults.append(errors.InputError('damaged shard', path=task.path, found=f'crc32c {file.checksum:08x}',
-                                               expected=task.shard.crc32c, **_AGAIN))
+        result.faults.append(
+          errors.InputError(
+            'damaged shard',
+            path=task.path,
+            found=f'crc32c {file.checksum:08x}',
+            expected=task.shard.crc32c,
+            **_AGAIN,
+          )
+        )
   return result
 
 
 def _decoded(file: BinaryIO, task: _Task) -> Iterator[module_lib.Module | errors.InputError]:
-  """For each record its module, or what is wrong with it; the last where the next record cannot be found."""
+  """For each record its module, or what is wrong with it; the last where the next record cannot
+  be found.
+  """
   for number in itertools.count():
     try:
       data = records.read_tfrecord(file)
@@ -253,8 +317,12 @@ def _decoded(file: BinaryIO, task: _Task) -> Iterator[module_lib.Module | errors
     try:
       module = records.decode(data, num_extra=task.num_extra)
       if module.kind != task.kind:
-        raise errors.InputError('record of the other kind', found=f'a {module.kind} module',
-                                expected=f'a {task.kind} module', **_AGAIN)
+        raise errors.InputError(
+          'record of the other kind',
+          found=f'a {module.kind} module',
+          expected=f'a {task.kind} module',
+          **_AGAIN,
+        )
       yield module
     except errors.InputError as error:
       name = f'record {number}'
@@ -270,52 +338,84 @@ def _located(error: errors.InputError, path: str, where: str) -> errors.InputErr
 
 def _graph_digest(module: module_lib.Module) -> bytes:
   digest = hashlib.blake2b(digest_size=16)
-  for array in (module.node_opcode, module.node_feat, module.extra_feat, module.edge_index, module.computation,
-                module.node_config_ids):
+  for array in (
+    module.node_opcode,
+    module.node_feat,
+    module.extra_feat,
+    module.edge_index,
+    module.computation,
+    module.node_config_ids,
+  ):
     if array is not None:
       digest.update(str(array.shape).encode() + array.tobytes())
   return digest.digest()
 
 
-def _statistics(module: module_lib.Module) -> tuple[statistics_lib.Statistics, statistics_lib.Statistics]:
-  """Statistics over the graph, which each record of a module repeats, and over the configs of one record."""
+def _statistics(
+  module: module_lib.Module,
+) -> tuple[statistics_lib.Statistics, statistics_lib.Statistics]:
+  """Statistics over the graph, which each record of a module repeats, and over the configs of
+  one record.
+  """
   whole = statistics_lib.Statistics.of(module)
 
   def of(graph: bool) -> statistics_lib.Statistics:
-    return statistics_lib.Statistics(*({name: moments for name, moments in part.items()
-                                        if (name in _GRAPH_FEATURES) == graph} for part in (whole.plain, whole.log)))
+    return statistics_lib.Statistics(
+      *(
+        {name: moments for name, moments in part.items() if (name in _GRAPH_FEATURES) == graph}
+        for part in (whole.plain, whole.log)
+      )
+    )
+
   return of(True), of(False)
 
 
 def _count_faults(task: _Task, sizes: Sequence[Mapping[str, int]]) -> Iterator[errors.InputError]:
   """What the manifest says wrongly of the records of a sound shard, whose `sizes` these are."""
   shard = task.shard
-  counts = [('records', len(sizes), shard.records), ('configs', sum(size['configs'] for size in sizes), shard.configs)]
+  counts = [
+    ('records', len(sizes), shard.records),
+    ('configs', sum(size['configs'] for size in sizes), shard.configs),
+  ]
   for name in _SIZES:
     values = [size[name] for size in sizes]
-    counts += [(f'max_sizes of {name}', max(values, default=0), shard.max_sizes.get(name, -1)),
-               (f'total_sizes of {name}', sum(values), shard.total_sizes.get(name, -1))]
+    counts += [
+      (f'max_sizes of {name}', max(values, default=0), shard.max_sizes.get(name, -1)),
+      (f'total_sizes of {name}', sum(values), shard.total_sizes.get(name, -1)),
+    ]
   for name, found, expected in counts:
     if found != expected:
       yield _wrong_count(task.path, name, found, expected)
 
 
-def _split_faults(path: str, counts: manifest_lib.Split, total: _Totals) -> Iterator[errors.InputError]:
+def _split_faults(
+  path: str, counts: manifest_lib.Split, total: _Totals
+) -> Iterator[errors.InputError]:
   """What the manifest says wrongly of the modules of a split."""
   modules = total.modules.values()
-  for name, found in (('modules', len(modules)), ('measured', sum(module.measured for module in modules)),
-                      ('without_configs', sum(not module.configs for module in modules))):
+  for name, found in (
+    ('modules', len(modules)),
+    ('measured', sum(module.measured for module in modules)),
+    ('without_configs', sum(not module.configs for module in modules)),
+  ):
     if found != getattr(counts, name):
       yield _wrong_count(path, name, found, getattr(counts, name))
 
 
 def _wrong_count(path: str, name: str, found: int, expected: int) -> errors.InputError:
-  return errors.InputError(f'count differs from {manifest_lib.FILE_NAME}', path=path, where=name, found=found,
-                           expected=expected, **_AGAIN)
+  return errors.InputError(
+    f'count differs from {manifest_lib.FILE_NAME}',
+    path=path,
+    where=name,
+    found=found,
+    expected=expected,
+    **_AGAIN,
+  )
 
 
-def _schema_faults(path: str, manifest: manifest_lib.Manifest,
-                   read_text: Callable[[str], str]) -> Iterator[errors.InputError]:
+def _schema_faults(
+  path: str, manifest: manifest_lib.Manifest, read_text: Callable[[str], str]
+) -> Iterator[errors.InputError]:
   """Whether the schema is that of the records."""
   file, num_extra = os.path.join(path, manifest_lib.SCHEMA_NAME), manifest.choices.num_extra
   try:
@@ -328,6 +428,7 @@ def _schema_faults(path: str, manifest: manifest_lib.Manifest,
   from google.protobuf import text_format  # Only comments may differ.
 
   from tpu_graphs.compat import tfgnn
+
   expected = schema.graph_schema(manifest.kind, num_extra=num_extra)
   try:
     found = text_format.Parse(text, tfgnn.GraphSchema())
@@ -335,18 +436,28 @@ def _schema_faults(path: str, manifest: manifest_lib.Manifest,
     yield errors.InputError('damaged schema', path=file, found=error, **_AGAIN)
     return
   if found != expected:
-    lines = itertools.zip_longest(str(found).splitlines(), str(expected).splitlines(), fillvalue='the end')
+    lines = itertools.zip_longest(
+      str(found).splitlines(), str(expected).splitlines(), fillvalue='the end'
+    )
     have, want = next(pair for pair in lines if pair[0] != pair[1])
-    yield errors.InputError('schema is not that of the records', path=file, found=have.strip(), expected=want.strip(),
-                            **_AGAIN)
+    yield errors.InputError(
+      'schema is not that of the records',
+      path=file,
+      found=have.strip(),
+      expected=want.strip(),
+      **_AGAIN,
+    )
 
 
-def _rejected_faults(path: str, manifest: manifest_lib.Manifest,
-                     read_text: Callable[[str], str]) -> Iterator[errors.InputError]:
+def _rejected_faults(
+  path: str, manifest: manifest_lib.Manifest, read_text: Callable[[str], str]
+) -> Iterator[errors.InputError]:
   """Whether the list of inputs that were not used is as long as the manifest says."""
   file = os.path.join(path, manifest_lib.REJECTED_NAME)
   try:
-    reasons = collections.Counter(json.loads(line)['reason'] for line in read_text(file).split('\n') if line)
+    reasons = collections.Counter(
+      json.loads(line)['reason'] for line in read_text(file).split('\n') if line
+    )
   except errors.InputError as error:
     yield error
     return
@@ -359,22 +470,35 @@ def _rejected_faults(path: str, manifest: manifest_lib.Manifest,
       yield _wrong_count(file, reason, reasons[reason], expected)
 
 
-def _statistics_faults(path: str, content: Mapping[str, Any],
-                       computed: statistics_lib.Statistics) -> Iterator[errors.InputError]:
+def _statistics_faults(
+  path: str, content: Mapping[str, Any], computed: statistics_lib.Statistics
+) -> Iterator[errors.InputError]:
   """What `statistics.json` says other than the records; of each feature the first difference."""
   file = os.path.join(path, manifest_lib.STATISTICS_NAME)
   found, expected = content['features'], computed.to_json()['features']
   for name in sorted(found.keys() | expected.keys()):
     if name not in found or name not in expected:
-      yield errors.InputError('feature missing' if name in expected else 'feature that the records lack', path=file,
-                              where=name, **_AGAIN)
+      yield errors.InputError(
+        'feature missing' if name in expected else 'feature that the records lack',
+        path=file,
+        where=name,
+        **_AGAIN,
+      )
     elif difference := next(_differences(found[name], expected[name]), None):
       where, have, want = difference
-      yield errors.InputError('statistics differ from the records', path=file, where=f'{name}: {where}', found=have,
-                              expected=want, **_AGAIN)
+      yield errors.InputError(
+        'statistics differ from the records',
+        path=file,
+        where=f'{name}: {where}',
+        found=have,
+        expected=want,
+        **_AGAIN,
+      )
 
 
-def _differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def _differences(
+  found: Mapping[str, Any], expected: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
   """Where the statistics of one feature differ, and the values found and expected there."""
   for key in ('count', 'constant'):
     if found.get(key) != expected[key]:

@@ -1,4 +1,5 @@
-"""Dataset directories -> files that other programs read: npz files as published, or PyTorch Geometric `Data` objects.
+"""Dataset directories -> files that other programs read: npz files as published, or PyTorch
+Geometric `Data` objects.
 
 ```
 OUT/npz/layout/xla/random/train/NAME.npz    a file per module, named by its module_id
@@ -49,6 +50,7 @@ class Split:
     configs: number of configs over all modules.
     bytes: size of the modules' files.
   """
+
   name: str
   folder: str
   modules: int
@@ -65,13 +67,15 @@ class Exported:
     splits: in the order of `manifest.SPLITS`.
     left_out: what of the dataset these files cannot hold, a sentence each.
   """
+
   collection: str
   splits: tuple[Split, ...]
   left_out: tuple[str, ...]
 
 
 def to_data(module: module_lib.Module) -> torch_geometric.data.Data:
-  """A module as PyTorch Geometric's `Data`, with these tensors (sizes as in `Module`) beside the string `module_id`.
+  """A module as PyTorch Geometric's `Data`, with these tensors (sizes as in `Module`) beside the
+  string `module_id`.
 
   x: float32 [N, 140], `node_feat`.
   op_code: int64 [N], `node_opcode`.
@@ -82,42 +86,69 @@ def to_data(module: module_lib.Module) -> torch_geometric.data.Data:
   config_id: int64 [C].
   config_feat, config_runtime_normalizers: float32 [C, 24], int64 [C], tile only.
   node_config_feat: int8 [C, NC, 18], layout only.
-  node_config_index: int64 [NC], layout only, `node_config_ids`; PyG adds offsets to what is named "index" in a batch.
+  node_config_index: int64 [NC], layout only, `node_config_ids`; PyG adds offsets to what is
+  named "index" in a batch.
 
   Raises:
     ImportError: torch or torch_geometric is missing.
   """
   import torch
   from torch_geometric import data as pyg_data
+
   arrays = {
-      'x': module.node_feat, 'op_code': module.node_opcode.astype(np.int64), 'edge_index': module.edge_index.T[::-1],
-      'computation': module.computation, 'extra_feat': module.extra_feat if module.num_extra else None,
-      'y': module.config_runtime, 'config_id': module.config_id, 'config_feat': module.config_feat,
-      'config_runtime_normalizers': module.config_runtime_normalizers, 'node_config_feat': module.node_config_feat,
-      'node_config_index': module.node_config_ids}
-  tensors = {name: torch.tensor(np.ascontiguousarray(array)) for name, array in arrays.items() if array is not None}
+    'x': module.node_feat,
+    'op_code': module.node_opcode.astype(np.int64),
+    'edge_index': module.edge_index.T[::-1],
+    'computation': module.computation,
+    'extra_feat': module.extra_feat if module.num_extra else None,
+    'y': module.config_runtime,
+    'config_id': module.config_id,
+    'config_feat': module.config_feat,
+    'config_runtime_normalizers': module.config_runtime_normalizers,
+    'node_config_feat': module.node_config_feat,
+    'node_config_index': module.node_config_ids,
+  }
+  tensors = {
+    name: torch.tensor(np.ascontiguousarray(array))
+    for name, array in arrays.items()
+    if array is not None
+  }
   return pyg_data.Data(module_id=module.module_id, **tensors)
 
 
 def save_pyg(stream: streams.ConfigStream, path: str | os.PathLike[str]) -> None:
   """Writes `to_data` of the whole module by `torch.save`."""
   import torch
+
   content = io.BytesIO()
-  torch.save(to_data(stream.load()), content)  # Into a file, it tells a full disk as a RuntimeError without a reason.
+  torch.save(
+    to_data(stream.load()), content
+  )  # Into a file, it tells a full disk as a RuntimeError without a reason.
   with open(path, 'wb') as file:
     file.write(content.getbuffer())
 
 
-_FORMS = {'npz': ('.npz', npz.save_stream), 'pyg': ('.pt', save_pyg)}  # Form -> suffix and writer of a module's file.
+_FORMS = {
+  'npz': ('.npz', npz.save_stream),
+  'pyg': ('.pt', save_pyg),
+}  # Form -> suffix and writer of a module's file.
 FORMS = tuple(_FORMS)
 
 
-def export(data: str | os.PathLike[str], output: str | os.PathLike[str], *, form: str, split: str | None = None,
-           overwrite: bool = False) -> Exported:
-  """Writes a dataset directory as a file per module, below OUTPUT/FORM and a folder per part of the collection's name.
+def export(
+  data: str | os.PathLike[str],
+  output: str | os.PathLike[str],
+  *,
+  form: str,
+  split: str | None = None,
+  overwrite: bool = False,
+) -> Exported:
+  """Writes a dataset directory as a file per module, below OUTPUT/FORM and a folder per part of
+  the collection's name.
 
-  All records are read twice, to find those of each module and then module by module. In memory are the configs of one
-  record or block, for pyg those of one module. The folders of the splits appear when all of them are complete.
+  All records are read twice, to find those of each module and then module by module. In memory
+  are the configs of one record or block, for pyg those of one module. The folders of the splits
+  appear when all of them are complete.
 
   Args:
     data: a dataset directory, on any file system that TensorFlow reads.
@@ -127,21 +158,28 @@ def export(data: str | os.PathLike[str], output: str | os.PathLike[str], *, form
     overwrite: replace folders of an earlier export, of the splits that are written.
 
   Raises:
-    InputError: the dataset is damaged or has no such split, the output exists or cannot be written, a module's name is
-      no file name, or PyTorch Geometric is not installed.
+    InputError: the dataset is damaged or has no such split, the output exists or cannot be
+      written, a module's name is no file name, or PyTorch Geometric is not installed.
   """
   from tpu_graphs.dataset import directory as directory_lib  # Here, since it loads TensorFlow.
+
   if form not in FORMS:
     raise errors.InputError('unknown form', found=repr(form), expected=' or '.join(FORMS))
   if form == 'pyg':
     _check_pyg()
   if not os.fspath(output) or '://' in os.fspath(output):
-    raise errors.InputError('output is no local folder', found=repr(os.fspath(output)), expected='a path without ://',
-                            fix='export to a local folder and copy it from there')
+    raise errors.InputError(
+      'output is no local folder',
+      found=repr(os.fspath(output)),
+      expected='a path without ://',
+      fix='export to a local folder and copy it from there',
+    )
   directory = directory_lib.open_directory(data)
   root = pathlib.Path(output)
   collection = directory.manifest.collection
-  parent = root.joinpath(form, *(_check_file_name(part, 'collection') for part in collection.split(':')))
+  parent = root.joinpath(
+    form, *(_check_file_name(part, 'collection') for part in collection.split(':'))
+  )
   names = [split] if split else list(directory.manifest.splits)
   for name in names:
     _check_target(parent / name, overwrite)
@@ -155,8 +193,11 @@ def export(data: str | os.PathLike[str], output: str | os.PathLike[str], *, form
       if (parent / name).exists():
         os.replace(parent / name, old / name)
       os.replace(new / name, parent / name)
-  return Exported(collection, tuple(dataclasses.replace(part, folder=str(parent / part.name)) for part in splits),
-                  tuple(_left_out(directory.manifest.choices)) if form == 'npz' else ())
+  return Exported(
+    collection,
+    tuple(dataclasses.replace(part, folder=str(parent / part.name)) for part in splits),
+    tuple(_left_out(directory.manifest.choices)) if form == 'npz' else (),
+  )
 
 
 def _check_pyg() -> None:
@@ -164,47 +205,79 @@ def _check_pyg() -> None:
     for name in ('torch', 'torch_geometric.data'):
       importlib.import_module(name)
   except (ImportError, OSError) as error:  # The latter where a library of torch's own is missing.
-    raise errors.InputError('PyTorch Geometric cannot be loaded', found=error, expected='torch and torch_geometric',
-                            fix='pip install torch torch_geometric') from error
+    raise errors.InputError(
+      'PyTorch Geometric cannot be loaded',
+      found=error,
+      expected='torch and torch_geometric',
+      fix='pip install torch torch_geometric',
+    ) from error
 
 
 def _check_file_name(name: str, where: str) -> str:
   if name in ('', '.', '..') or '/' in name or '\0' in name:
-    raise errors.InputError('name cannot be that of a file', where=where, found=repr(name),
-                            expected='a name without /', fix='convert the data with another name')
+    raise errors.InputError(
+      'name cannot be that of a file',
+      where=where,
+      found=repr(name),
+      expected='a name without /',
+      fix='convert the data with another name',
+    )
   return name
 
 
 def _check_target(folder: pathlib.Path, overwrite: bool) -> None:
-  """Refuses a folder with anything in it but what an export to be overwritten has written, as its index tells."""
+  """Refuses a folder with anything in it but what an export to be overwritten has written, as
+  its index tells.
+  """
   if not os.path.lexists(folder):
     return
   try:
     found = set(os.listdir(folder))
   except OSError as error:
-    raise errors.InputError('output cannot be used', path=str(folder), found=error.strerror) from error
+    raise errors.InputError(
+      'output cannot be used', path=str(folder), found=error.strerror
+    ) from error
   own = set()
   with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-    own = {INDEX_NAME, *(row['file'] for row in json.loads((folder / INDEX_NAME).read_text('utf-8'))['modules'])}
+    own = {
+      INDEX_NAME,
+      *(row['file'] for row in json.loads((folder / INDEX_NAME).read_text('utf-8'))['modules']),
+    }
   if foreign := found - own:
-    raise errors.InputError('output exists and is no export', path=str(folder), found=min(foreign),
-                            expected='no folder or an empty one', fix='choose another place')
+    raise errors.InputError(
+      'output exists and is no export',
+      path=str(folder),
+      found=min(foreign),
+      expected='no folder or an empty one',
+      fix='choose another place',
+    )
   if found and not overwrite:
-    raise errors.InputError('output exists', path=str(folder), found='an export', expected='no folder or an empty one',
-                            fix='give --overwrite to replace it')
+    raise errors.InputError(
+      'output exists',
+      path=str(folder),
+      found='an export',
+      expected='no folder or an empty one',
+      fix='give --overwrite to replace it',
+    )
 
 
 @contextlib.contextmanager
 def _unfinished(root: pathlib.Path) -> Iterator[pathlib.Path]:
-  """A temporary folder in `root`, which is made where it is missing, and removed again if nothing is put there."""
+  """A temporary folder in `root`, which is made where it is missing, and removed again if
+  nothing is put there.
+  """
   is_new = not root.exists()
   try:
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix='.export.', dir=root) as temporary:
       yield pathlib.Path(temporary)
   except OSError as error:
-    raise errors.InputError('cannot write', path=error.filename or str(root), found=error.strerror or error,
-                            expected='a writable folder with enough room') from error
+    raise errors.InputError(
+      'cannot write',
+      path=error.filename or str(root),
+      found=error.strerror or error,
+      expected='a writable folder with enough room',
+    ) from error
   finally:
     if is_new:
       with contextlib.suppress(OSError):
@@ -214,6 +287,7 @@ def _unfinished(root: pathlib.Path) -> Iterator[pathlib.Path]:
 @contextlib.contextmanager
 def _open_shard(path: str) -> Iterator[BinaryIO]:
   import tensorflow as tf
+
   with errors.in_file(path):
     try:
       with tf.io.gfile.GFile(path, 'rb') as file:
@@ -236,8 +310,13 @@ def _find_records(directory: directory_lib.DatasetDirectory, split: str) -> dict
   return places
 
 
-def _write_split(directory: directory_lib.DatasetDirectory, name: str, places: Mapping[str, Sequence[_Place]], form: str,
-                 folder: pathlib.Path) -> Split:
+def _write_split(
+  directory: directory_lib.DatasetDirectory,
+  name: str,
+  places: Mapping[str, Sequence[_Place]],
+  form: str,
+  folder: pathlib.Path,
+) -> Split:
   """Writes the modules of a split and their index into a new `folder`."""
   folder.mkdir(parents=True)
   manifest = directory.manifest
@@ -246,26 +325,47 @@ def _write_split(directory: directory_lib.DatasetDirectory, name: str, places: M
   rows = {}
   for module_id, found in places.items():
     path = folder / f'{module_id}{suffix}'
-    rows[module_id] = {'file': path.name, 'module_id': module_id,
-                       **_write_module(found, manifest.choices.num_extra, path, save)}
+    rows[module_id] = {
+      'file': path.name,
+      'module_id': module_id,
+      **_write_module(found, manifest.choices.num_extra, path, save),
+    }
   size = sum((folder / row['file']).stat().st_size for row in rows.values())
-  index = {'format_version': FORMAT_VERSION, 'form': form, 'collection': manifest.collection, 'kind': manifest.kind,
-           'split': name, 'layout_padding': choices.layout_padding, 'extra_columns': choices.extra_columns,
-           'modules': [rows[module_id] for module_id in sorted(rows)]}
-  (folder / INDEX_NAME).write_text(json.dumps(index, indent=1, ensure_ascii=False) + '\n', encoding='utf-8')
+  index = {
+    'format_version': FORMAT_VERSION,
+    'form': form,
+    'collection': manifest.collection,
+    'kind': manifest.kind,
+    'split': name,
+    'layout_padding': choices.layout_padding,
+    'extra_columns': choices.extra_columns,
+    'modules': [rows[module_id] for module_id in sorted(rows)],
+  }
+  (folder / INDEX_NAME).write_text(
+    json.dumps(index, indent=1, ensure_ascii=False) + '\n', encoding='utf-8'
+  )
   return Split(name, str(folder), len(rows), sum(row['configs'] for row in rows.values()), size)
 
 
-def _write_module(places: Sequence[_Place], num_extra: int, path: pathlib.Path,
-                  save: Callable[[streams.ConfigStream, pathlib.Path], None]) -> dict[str, Any]:
+def _write_module(
+  places: Sequence[_Place],
+  num_extra: int,
+  path: pathlib.Path,
+  save: Callable[[streams.ConfigStream, pathlib.Path], None],
+) -> dict[str, Any]:
   """Writes the module whose records are at `places`; returns what the index says of it."""
   with contextlib.ExitStack() as stack:
     with errors.in_file(places[-1][0]):
       stream = stack.enter_context(streams.merged(_read_records(places, num_extra)))
     save(stream, path)
     graph = stream.graph
-    return {'ops': graph.num_ops, 'edges': graph.num_edges, 'config_ops': graph.num_config_ops,
-            'configs': stream.num_configs, 'is_measured': stream.is_measured}
+    return {
+      'ops': graph.num_ops,
+      'edges': graph.num_edges,
+      'config_ops': graph.num_config_ops,
+      'configs': stream.num_configs,
+      'is_measured': stream.is_measured,
+    }
 
 
 def _read_records(places: Sequence[_Place], num_extra: int) -> Iterator[module_lib.Module]:
@@ -278,8 +378,12 @@ def _read_records(places: Sequence[_Place], num_extra: int) -> Iterator[module_l
 def _left_out(choices: feature_choices.FeatureChoices) -> Iterator[str]:
   """What npz files do not tell of modules with the feature choices `choices`."""
   if choices.layout_padding:
-    yield (f'layouts are padded with 0 as published, not with {choices.layout_padding}; '
-           f'convert --layout_padding={choices.layout_padding} pads them so again')
+    yield (
+      f'layouts are padded with 0 as published, not with {choices.layout_padding}; '
+      f'convert --layout_padding={choices.layout_padding} pads them so again'
+    )
   for extra in choices.extra:
-    yield (f'extra features {extra.name} ({", ".join(extra.columns)}); convert --extra_features={extra.source} '
-           'computes them again, unless they need HLO')
+    yield (
+      f'extra features {extra.name} ({", ".join(extra.columns)}); convert --extra_features={extra.source} '
+      'computes them again, unless they need HLO'
+    )

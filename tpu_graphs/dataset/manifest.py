@@ -1,4 +1,6 @@
-"""`manifest.json`: what a dataset directory holds. It is written last, so a directory without it is no dataset."""
+"""`manifest.json`: what a dataset directory holds. It is written last, so a directory without it
+is no dataset.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +37,7 @@ class Shard:
     max_sizes: 'ops', 'edges', 'config_ops', 'configs' -> the largest of any record.
     total_sizes: the same names -> sum over the records.
   """
+
   name: str
   records: int
   modules: int
@@ -49,7 +52,10 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-  """All shards of a split, with the sums (and, for `max_sizes`, maxima) of their fields; see `Shard`."""
+  """All shards of a split, with the sums (and, for `max_sizes`, maxima) of their fields; see
+  `Shard`.
+  """
+
   records: int
   modules: int
   measured: int
@@ -63,12 +69,17 @@ class Split:
   @classmethod
   def of(cls, shards: Iterable[Shard]) -> Split:
     shards = tuple(sorted(shards, key=lambda shard: shard.name))
-    sums = {name: sum(getattr(shard, name) for shard in shards)
-            for name in ('records', 'modules', 'measured', 'without_configs', 'configs', 'bytes')}
+    sums = {
+      name: sum(getattr(shard, name) for shard in shards)
+      for name in ('records', 'modules', 'measured', 'without_configs', 'configs', 'bytes')
+    }
     sizes = shards[0].max_sizes
-    return cls(**sums, shards=shards,
-               max_sizes={name: max(shard.max_sizes[name] for shard in shards) for name in sizes},
-               total_sizes={name: sum(shard.total_sizes[name] for shard in shards) for name in sizes})
+    return cls(
+      **sums,
+      shards=shards,
+      max_sizes={name: max(shard.max_sizes[name] for shard in shards) for name in sizes},
+      total_sizes={name: sum(shard.total_sizes[name] for shard in shards) for name in sizes},
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,15 +94,20 @@ class Manifest:
     rejected_inputs: reason -> inputs that could not be used; each is a line of `rejected.jsonl`.
     skipped_modules: reason -> modules that the selection rules of their file format leave out.
     dropped_runs: reason -> runs that are not measurements and so are not among the configs.
-    source: number of input files, their bytes, and a fingerprint of their contents that depends on no order.
-    unknown_opcodes: opcodes that `features.opcodes` lacks -> number of ops, most frequent first, at most
-      `MAX_UNKNOWN_OPCODES`.
-    deduplicated_configs: number of configs left out because another one of the module has the same features.
+    source: number of input files, their bytes, and a fingerprint of their contents that depends
+      on no order.
+    unknown_opcodes: opcodes that `features.opcodes` lacks -> number of ops, most frequent first,
+      at most `MAX_UNKNOWN_OPCODES`.
+    deduplicated_configs: number of configs left out because another one of the module has the
+      same features.
     sampled_out_configs: number of configs left out by a sample.
-    removed_ops: number of ops that the reduction of graphs has left out, less those that stand for others.
+    removed_ops: number of ops that the reduction of graphs has left out, less those that stand
+      for others.
     removed_edges: the same of edges.
-    format_version: of this file and the directory. Fields that came later and are missing have their defaults.
+    format_version: of this file and the directory. Fields that came later and are missing have
+      their defaults.
   """
+
   collection: str
   kind: str
   options: Mapping[str, Any]
@@ -127,10 +143,17 @@ def loads(text: str, *, path: str) -> Manifest:
       content = json.loads(text)
       version = content.get('format_version')
       if version != FORMAT_VERSION:
-        raise errors.InputError('dataset of another format', where='format_version', found=version,
-                                expected=FORMAT_VERSION, fix='convert the data again with this version')
-      splits = {name: Split(**{**split, 'shards': tuple(Shard(**shard) for shard in split['shards'])})
-                for name, split in content.pop('splits').items()}
+        raise errors.InputError(
+          'dataset of another format',
+          where='format_version',
+          found=version,
+          expected=FORMAT_VERSION,
+          fix='convert the data again with this version',
+        )
+      splits = {
+        name: Split(**{**split, 'shards': tuple(Shard(**shard) for shard in split['shards'])})
+        for name, split in content.pop('splits').items()
+      }
       manifest = Manifest(**content, splits=splits)
       if manifest.kind != module_lib.kind_of_collection(manifest.collection):
         raise ValueError(f'kind {manifest.kind} of collection {manifest.collection}')
@@ -142,4 +165,6 @@ def loads(text: str, *, path: str) -> Manifest:
     except errors.InputError:
       raise
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-      raise errors.InputError('damaged manifest', found=error, fix='convert the data again') from error
+      raise errors.InputError(
+        'damaged manifest', found=error, fix='convert the data again'
+      ) from error

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
   from tpu_graphs.compat import tfgnn
 
 _FEAT = '    features { key: "feat" value { dtype: DT_FLOAT shape { dim { size: 140 } } } }\n'
-_EXTRA_FEAT = '''\
+_EXTRA_FEAT = """\
     # Features of a user's own; `extra_features` in manifest.json names the columns.
     features {{ key: "extra_feat" value {{ dtype: DT_FLOAT shape {{ dim {{ size: {num_extra} }} }} }} }}
-'''
+"""
 
 
 def text(kind: str, *, num_extra: int = 0) -> str:
@@ -32,8 +32,14 @@ def text(kind: str, *, num_extra: int = 0) -> str:
     InputError: unknown kind.
   """
   if kind not in module_lib.KINDS:
-    raise errors.InputError('unknown kind', found=repr(kind), expected=' or '.join(module_lib.KINDS))
-  base = importlib.resources.files('tpu_graphs').joinpath(f'schemas/{kind}.pbtxt').read_text(encoding='utf-8')
+    raise errors.InputError(
+      'unknown kind', found=repr(kind), expected=' or '.join(module_lib.KINDS)
+    )
+  base = (
+    importlib.resources.files('tpu_graphs')
+    .joinpath(f'schemas/{kind}.pbtxt')
+    .read_text(encoding='utf-8')
+  )
   return base.replace(_FEAT, _FEAT + _EXTRA_FEAT.format(num_extra=num_extra)) if num_extra else base
 
 
@@ -48,10 +54,12 @@ def graph_schema(kind: str, *, num_extra: int = 0) -> tfgnn.GraphSchema:
   from google.protobuf import text_format
 
   from tpu_graphs.compat import tfgnn
+
   return text_format.Parse(text(kind, num_extra=num_extra), tfgnn.GraphSchema())
 
 
 def graph_spec(kind: str, *, num_extra: int = 0) -> tfgnn.GraphTensorSpec:
   """The `tfgnn.GraphTensorSpec` of one record, as `tfgnn.parse_example` takes it; see `text`."""
   from tpu_graphs.compat import tfgnn
+
   return tfgnn.create_graph_spec_from_schema_pb(graph_schema(kind, num_extra=num_extra))

@@ -5,8 +5,9 @@ report = validation.validate('data/layout')
 print(report.describe(), report.is_sound)
 ```
 
-All is read, one record or block of configs at a time; of each module and config only digests are kept. What makes the
-data wrong is a fault; what a user should know of, such as equal graphs in train and test, is a warning.
+All is read, one record or block of configs at a time; of each module and config only digests are
+kept. What makes the data wrong is a fault; what a user should know of, such as equal graphs in
+train and test, is a warning.
 """
 
 from __future__ import annotations
@@ -21,15 +22,20 @@ from tpu_graphs.dataset import manifest as manifest_lib
 from tpu_graphs.dataset import tree_validation
 
 
-def validate(path: str | os.PathLike[str], *, num_workers: int | None = 1,
-             progress: terminal.Progress | None = None) -> checks.Report:
+def validate(
+  path: str | os.PathLike[str],
+  *,
+  num_workers: int | None = 1,
+  progress: terminal.Progress | None = None,
+) -> checks.Report:
   """Checks a dataset directory, or every file of programs in a folder and the folders in it.
 
   Args:
-    path: of the directory or folder, or of one file of programs. A dataset directory may be on any file system that
-      TensorFlow reads.
-    num_workers: processes to use; None takes one per core where the data is large. More than one are started by
-      `multiprocessing`, so that a program must call this under `if __name__ == '__main__'`.
+    path: of the directory or folder, or of one file of programs. A dataset directory may be on
+      any file system that TensorFlow reads.
+    num_workers: processes to use; None takes one per core where the data is large. More than one
+      are started by `multiprocessing`, so that a program must call this under `if __name__ ==
+      '__main__'`.
     progress: shows how far it is.
 
   Raises:
@@ -37,7 +43,9 @@ def validate(path: str | os.PathLike[str], *, num_workers: int | None = 1,
   """
   path = os.fspath(path)
   own_names = (manifest_lib.FILE_NAME, manifest_lib.SCHEMA_NAME, manifest_lib.STATISTICS_NAME)
-  read = functools.partial(checks.in_processes, num_workers=num_workers, name=path, progress=progress)
+  read = functools.partial(
+    checks.in_processes, num_workers=num_workers, name=path, progress=progress
+  )
   if '://' in path or any(os.path.exists(os.path.join(path, name)) for name in own_names):
     return directory_validation.validate_directory(path, read)
   return tree_validation.validate_tree(path, read)

@@ -25,7 +25,21 @@ from tpu_graphs.hlo.tuning import SKIPPED_WITHOUT_HLO
 from tpu_graphs.hlo.tuning import SKIPPED_WITHOUT_TILES
 
 __all__ = [
-    'RUN_FAILED', 'RUN_TOO_SHORT', 'RUN_WITHOUT_CONFIG', 'RUN_WITHOUT_DEFAULT', 'RUN_WITHOUT_PROFILE',
-    'SKIPPED_FEW_RUNS', 'SKIPPED_WITHOUT_HLO', 'SKIPPED_WITHOUT_TILES', 'Extraction', 'from_bytes', 'from_file',
-    'from_jax', 'from_tf', 'implementation', 'jax_to_proto', 'read', 'tf_to_proto',
+  'RUN_FAILED',
+  'RUN_TOO_SHORT',
+  'RUN_WITHOUT_CONFIG',
+  'RUN_WITHOUT_DEFAULT',
+  'RUN_WITHOUT_PROFILE',
+  'SKIPPED_FEW_RUNS',
+  'SKIPPED_WITHOUT_HLO',
+  'SKIPPED_WITHOUT_TILES',
+  'Extraction',
+  'from_bytes',
+  'from_file',
+  'from_jax',
+  'from_tf',
+  'implementation',
+  'jax_to_proto',
+  'read',
+  'tf_to_proto',
 ]

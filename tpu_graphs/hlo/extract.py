@@ -1,8 +1,10 @@
 """HLO module -> graph arrays, equal to the bit to those of the published TpuGraphs dataset.
 
-Each rule is that of the extractor in google-research-datasets/tpu_graphs, `process_data/xla`: `hlo_encoder.cc` and
-`featurizers.h`; where it ends the process, a rule is broken here. Values are first collected from the
-messages, field by field, and then laid out by NumPy, which is several times as fast as one row at a time.
+Each rule is that of the extractor in google-research-datasets/tpu_graphs, `process_data/xla`:
+`hlo_encoder.cc` and
+`featurizers.h`; where it ends the process, a rule is broken here. Values are first collected
+from the messages, field by field, and then laid out by NumPy, which is several times as fast as
+one row at a time.
 """
 
 from __future__ import annotations
@@ -21,21 +23,37 @@ from tpu_graphs.modules import features
 
 _SEGMENT_NAMES = ('cluster', 'while', 'cond')
 _ALL = slice(None)
-# Attribute of a WindowDimension -> first column. `window_reversal` is beside these: it is counted, not summed.
-_WINDOW = {'size': 'window_size_0', 'stride': 'window_stride_0', 'padding_low': 'window_padding_low_0',
-           'padding_high': 'window_padding_high_0', 'window_dilation': 'window_window_dilation_0',
-           'base_dilation': 'window_base_dilation_0'}
-_SLICE = {'start': 'slice_dims_start_0', 'stride': 'slice_dims_stride_0', 'limit': 'slice_dims_limit_0'}
-_PADDING = {'edge_padding_low': 'padding_config_edge_padding_low_0',
-            'edge_padding_high': 'padding_config_edge_padding_high_0'}
-_CONVOLUTION = {'input_batch_dimension': 'convolution_dim_numbers_input_batch_dim',
-                'input_feature_dimension': 'convolution_dim_numbers_input_feature_dim',
-                'kernel_input_feature_dimension': 'convolution_dim_numbers_kernel_input_feature_dim',
-                'kernel_output_feature_dimension': 'convolution_dim_numbers_kernel_output_feature_dim',
-                'output_batch_dimension': 'convolution_dim_numbers_output_batch_dim',
-                'output_feature_dimension': 'convolution_dim_numbers_output_feature_dim'}
-_CONVOLUTION_SPATIAL = {'input_spatial_dimensions': 'convolution_dim_numbers_input_spatial_dims_0',
-                        'kernel_spatial_dimensions': 'convolution_dim_numbers_kernel_spatial_dims_0'}
+# Attribute of a WindowDimension -> first column. `window_reversal` is beside these: it is counted,
+# not summed.
+_WINDOW = {
+  'size': 'window_size_0',
+  'stride': 'window_stride_0',
+  'padding_low': 'window_padding_low_0',
+  'padding_high': 'window_padding_high_0',
+  'window_dilation': 'window_window_dilation_0',
+  'base_dilation': 'window_base_dilation_0',
+}
+_SLICE = {
+  'start': 'slice_dims_start_0',
+  'stride': 'slice_dims_stride_0',
+  'limit': 'slice_dims_limit_0',
+}
+_PADDING = {
+  'edge_padding_low': 'padding_config_edge_padding_low_0',
+  'edge_padding_high': 'padding_config_edge_padding_high_0',
+}
+_CONVOLUTION = {
+  'input_batch_dimension': 'convolution_dim_numbers_input_batch_dim',
+  'input_feature_dimension': 'convolution_dim_numbers_input_feature_dim',
+  'kernel_input_feature_dimension': 'convolution_dim_numbers_kernel_input_feature_dim',
+  'kernel_output_feature_dimension': 'convolution_dim_numbers_kernel_output_feature_dim',
+  'output_batch_dimension': 'convolution_dim_numbers_output_batch_dim',
+  'output_feature_dimension': 'convolution_dim_numbers_output_feature_dim',
+}
+_CONVOLUTION_SPATIAL = {
+  'input_spatial_dimensions': 'convolution_dim_numbers_input_spatial_dims_0',
+  'kernel_spatial_dimensions': 'convolution_dim_numbers_kernel_spatial_dims_0',
+}
 
 
 class Fault(Exception):
@@ -43,7 +61,8 @@ class Fault(Exception):
 
 
 def graph(module: Any, layout_padding: int) -> graph_lib.Graph:
-  """The graph of an `HloModuleProto`: one node per instruction of every computation, in the order of the message.
+  """The graph of an `HloModuleProto`: one node per instruction of every computation, in the
+  order of the message.
 
   Args:
     module: the message.
@@ -53,19 +72,30 @@ def graph(module: Any, layout_padding: int) -> graph_lib.Graph:
     Fault: an instruction refers to itself, or to an instruction or computation that does not exist.
   """
   sizes = np.array([len(computation.instructions) for computation in module.computations], np.int64)
-  instructions = [instruction for computation in module.computations for instruction in computation.instructions]
+  instructions = [
+    instruction for computation in module.computations for instruction in computation.instructions
+  ]
   opcodes = features.opcodes()
   unknown = collections.Counter(
-      instruction.opcode for instruction in instructions if instruction.opcode not in opcodes)
+    instruction.opcode for instruction in instructions if instruction.opcode not in opcodes
+  )
   return graph_lib.Graph.of(
-      node_opcode=np.array([opcodes.get(instruction.opcode, features.UNKNOWN_OPCODE) for instruction in instructions],
-                           np.uint8),
-      node_feat=_node_feat(module, instructions, sizes, layout_padding),
-      edge_index=_edge_index(module, instructions),
-      computation_sizes=sizes,
-      ends_segment=np.array([any(part in computation.name for part in _SEGMENT_NAMES)
-                             for computation in module.computations], bool),
-      unknown_opcodes=dict(sorted(unknown.items())))
+    node_opcode=np.array(
+      [opcodes.get(instruction.opcode, features.UNKNOWN_OPCODE) for instruction in instructions],
+      np.uint8,
+    ),
+    node_feat=_node_feat(module, instructions, sizes, layout_padding),
+    edge_index=_edge_index(module, instructions),
+    computation_sizes=sizes,
+    ends_segment=np.array(
+      [
+        any(part in computation.name for part in _SEGMENT_NAMES)
+        for computation in module.computations
+      ],
+      bool,
+    ),
+    unknown_opcodes=dict(sorted(unknown.items())),
+  )
 
 
 def _edge_index(module: Any, instructions: list[Any]) -> np.ndarray:
@@ -77,9 +107,13 @@ def _edge_index(module: Any, instructions: list[Any]) -> np.ndarray:
   operand = _find(index_of_id, operands.values)
   _check(operand >= 0, operands, graph_lib.Rule.UNKNOWN_OPERAND)
   called = ragged.Ragged.of([instruction.called_computation_ids for instruction in instructions])
-  exists = np.fromiter((key in root_of_computation for key in called.values.tolist()), bool, called.values.size)
+  exists = np.fromiter(
+    (key in root_of_computation for key in called.values.tolist()), bool, called.values.size
+  )
   _check(exists, called, graph_lib.Rule.UNKNOWN_COMPUTATION)
-  root = _find(index_of_id, np.array([root_of_computation[key] for key in called.values.tolist()], np.int64))
+  root = _find(
+    index_of_id, np.array([root_of_computation[key] for key in called.values.tolist()], np.int64)
+  )
   _check(root >= 0, called, graph_lib.Rule.MISSING_ROOT)
 
   # An operand counts once per instruction, a called computation as often as it is called.
@@ -111,22 +145,40 @@ def _columns() -> dict[str, int]:
   return {name: column for column, name in enumerate(features.node_feature_names())}
 
 
-def _node_feat(module: Any, instructions: list[Any], sizes: np.ndarray, layout_padding: int) -> np.ndarray:
+def _node_feat(
+  module: Any, instructions: list[Any], sizes: np.ndarray, layout_padding: int
+) -> np.ndarray:
   """float32 [N, 140], columns named by `features.node_feature_names()`."""
   feat = np.zeros((len(instructions), features.NUM_NODE_FEATURES), np.float32)
-  feat[:, [column for name, column in _columns().items() if name.endswith('_product')]] = 1  # The product of no values.
+  feat[:, [column for name, column in _columns().items() if name.endswith('_product')]] = (
+    1  # The product of no values.
+  )
 
   root_id = np.repeat(_scalar(module.computations, 'root_id'), sizes)
   _put(feat, _ALL, 'is_root', _scalar(instructions, 'id') == root_id)
   for name in ('parameter_number', 'feature_group_count', 'batch_group_count', 'is_stable'):
     _put(feat, _ALL, name, _scalar(instructions, name))
-  _put(feat, _ALL, 'dimensions_0', ragged.Ragged.of([instruction.dimensions for instruction in instructions]).first(6))
+  _put(
+    feat,
+    _ALL,
+    'dimensions_0',
+    ragged.Ragged.of([instruction.dimensions for instruction in instructions]).first(6),
+  )
 
   shapes = [instruction.shape for instruction in instructions]
   _put_element_type(feat, shapes)
-  _put(feat, _ALL, 'shape_dimensions_0', ragged.Ragged.of([shape.dimensions for shape in shapes]).summary(6))
-  _put(feat, _ALL, 'shape_tuple_shapes_size',
-       np.fromiter((len(shape.tuple_shapes) for shape in shapes), np.int64, len(shapes)))
+  _put(
+    feat,
+    _ALL,
+    'shape_dimensions_0',
+    ragged.Ragged.of([shape.dimensions for shape in shapes]).summary(6),
+  )
+  _put(
+    feat,
+    _ALL,
+    'shape_tuple_shapes_size',
+    np.fromiter((len(shape.tuple_shapes) for shape in shapes), np.int64, len(shapes)),
+  )
   minor_to_major = ragged.Ragged.of([shape.layout.minor_to_major for shape in shapes])
   _put(feat, _ALL, 'layout_minor_to_major_0', minor_to_major.first(6, fill=layout_padding))
 
@@ -137,15 +189,23 @@ def _node_feat(module: Any, instructions: list[Any], sizes: np.ndarray, layout_p
     _put(feat, rows, column, _attribute(windows, name).summary(6))
   reversal = _attribute(windows, 'window_reversal')
   true_count = reversal.summary(6)[:, 6:7]
-  _put(feat, rows, 'window_window_reversal_0',
-       np.concatenate([reversal.first(6), true_count, reversal.lengths[:, np.newaxis] - true_count], axis=1))
+  _put(
+    feat,
+    rows,
+    'window_window_reversal_0',
+    np.concatenate(
+      [reversal.first(6), true_count, reversal.lengths[:, np.newaxis] - true_count], axis=1
+    ),
+  )
 
   rows = _rows_with(instructions, 'convolution_dimension_numbers')
   numbers = [instructions[row].convolution_dimension_numbers for row in rows]
   for name, column in _CONVOLUTION.items():
     _put(feat, rows, column, _scalar(numbers, name))
   for name, column in _CONVOLUTION_SPATIAL.items():
-    _put(feat, rows, column, ragged.Ragged.of([getattr(number, name) for number in numbers]).first(4))
+    _put(
+      feat, rows, column, ragged.Ragged.of([getattr(number, name) for number in numbers]).first(4)
+    )
 
   rows = [row for row, instruction in enumerate(instructions) if instruction.slice_dimensions]
   slices = [instructions[row].slice_dimensions for row in rows]
@@ -166,13 +226,15 @@ def _put(feat: np.ndarray, rows: list[int] | slice, first_column: str, values: n
   table = values if values.ndim == 2 else values[:, np.newaxis]
   column = _columns()[first_column]
   # int64 to float32 without a float64 between, which would round twice.
-  feat[rows, column:column + table.shape[1]] = table.astype(np.float32)
+  feat[rows, column : column + table.shape[1]] = table.astype(np.float32)
 
 
 def _put_element_type(feat: np.ndarray, shapes: list[Any]) -> None:
   first = _columns()['shape_element_type_is_invalid_type']
   column_of_type = {number: first + place for place, number in enumerate(protos.ELEMENT_TYPES)}
-  columns = np.fromiter((column_of_type.get(shape.element_type, -1) for shape in shapes), np.int64, len(shapes))
+  columns = np.fromiter(
+    (column_of_type.get(shape.element_type, -1) for shape in shapes), np.int64, len(shapes)
+  )
   rows = np.flatnonzero(columns >= 0)  # A type that the dataset does not know has no column.
   feat[rows, columns[rows]] = 1
 

@@ -1,4 +1,6 @@
-"""What both implementations of the extractor give: the arrays of a graph, or the fault that forbids one."""
+"""What both implementations of the extractor give: the arrays of a graph, or the fault that
+forbids one.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,20 @@ class Graph:
 
   @classmethod
   def of(cls, *, computation_sizes: np.ndarray, ends_segment: np.ndarray, **arrays) -> Graph:
-    """A graph by its arrays and, for each computation, its number of instructions and whether a segment ends there."""
+    """A graph by its arrays and, for each computation, its number of instructions and whether a
+    segment ends there.
+    """
     ends = np.cumsum(computation_sizes, dtype=np.int64)[ends_segment.astype(bool)]
-    return cls(node_splits=np.concatenate([np.zeros(1, np.int64), ends]),
-               computation=np.repeat(np.arange(computation_sizes.size), computation_sizes), **arrays)
+    return cls(
+      node_splits=np.concatenate([np.zeros(1, np.int64), ends]),
+      computation=np.repeat(np.arange(computation_sizes.size), computation_sizes),
+      **arrays,
+    )
 
 
 class RunFlag(enum.IntFlag):
   """What is known of a run; the numbers are those of the native extension."""
+
   ERROR = 1
   PROFILE = 2
   TILE_CONFIG = 4
@@ -52,6 +60,7 @@ class RunFlag(enum.IntFlag):
 
 class Rule(enum.IntEnum):
   """A rule that is broken; the numbers are those of the native extension."""
+
   UNKNOWN_OPERAND = 0
   UNKNOWN_COMPUTATION = 1
   MISSING_ROOT = 2
@@ -89,7 +98,9 @@ class Tuning(Protocol):
     """float32 [size of positions, 24], the configs of the runs at `positions`."""
 
   def layout_configs(self, positions: list[int]) -> np.ndarray:
-    """int8 [size of positions, NC, 18], the configs of the runs at `positions`. Raises InputError."""
+    """int8 [size of positions, NC, 18], the configs of the runs at `positions`. Raises
+    InputError.
+    """
 
   def find(self, index: int) -> tuple[str, str, int]:
     """Name of the computation, name and id of the instruction at `index`."""
@@ -131,23 +142,43 @@ def broken(tuning: Tuning, rule: Rule, index: int, node: int, value: int) -> err
   if rule in (Rule.NODE_COUNT, Rule.TENSOR_COUNT, Rule.DIMENSION):
     run, limits = f'runs[{index}]', np.iinfo(np.int8)
     if rule == Rule.NODE_COUNT:
-      return errors.InputError('config of a different number of ops', where=run, found=f'{value} nodes',
-                               expected=f'{tuning.config_nodes.size}, one per config_index_to_node')
+      return errors.InputError(
+        'config of a different number of ops',
+        where=run,
+        found=f'{value} nodes',
+        expected=f'{tuning.config_nodes.size}, one per config_index_to_node',
+      )
     if rule == Rule.TENSOR_COUNT:
-      return errors.InputError('too many tensors in a config', where=f'{run}, node {node}', found=f'{value} tensors',
-                               expected=f'at most {len(features.LAYOUT_TENSORS)}: {", ".join(features.LAYOUT_TENSORS)}')
-    return errors.InputError('layout dimension out of range', where=f'{run}, node {node}', found=value,
-                             expected=f'{limits.min} to {limits.max}')
+      return errors.InputError(
+        'too many tensors in a config',
+        where=f'{run}, node {node}',
+        found=f'{value} tensors',
+        expected=f'at most {len(features.LAYOUT_TENSORS)}: {", ".join(features.LAYOUT_TENSORS)}',
+      )
+    return errors.InputError(
+      'layout dimension out of range',
+      where=f'{run}, node {node}',
+      found=value,
+      expected=f'{limits.min} to {limits.max}',
+    )
   computation, instruction, key = tuning.find(index)
-  where = (f'module {tuning.name!r}, computation {computation!r}, instruction {instruction!r} '
-           f'(index {index}, id {key})')
+  where = (
+    f'module {tuning.name!r}, computation {computation!r}, instruction {instruction!r} '
+    f'(index {index}, id {key})'
+  )
   if rule == Rule.SELF_REFERENCE:
-    return errors.InputError('instruction that refers to itself', where=where,
-                             found=f'id {value} among its operands or roots of called computations',
-                             expected='ids of other instructions')
+    return errors.InputError(
+      'instruction that refers to itself',
+      where=where,
+      found=f'id {value} among its operands or roots of called computations',
+      expected='ids of other instructions',
+    )
   reason, expected = {
-      Rule.UNKNOWN_OPERAND: ('unknown operand id', 'the id of an instruction of this module'),
-      Rule.UNKNOWN_COMPUTATION: ('unknown computation id', 'the id of a computation of this module'),
-      Rule.MISSING_ROOT: ('called computation without root',
-                          'a computation with the root_id of an instruction of this module')}[rule]
+    Rule.UNKNOWN_OPERAND: ('unknown operand id', 'the id of an instruction of this module'),
+    Rule.UNKNOWN_COMPUTATION: ('unknown computation id', 'the id of a computation of this module'),
+    Rule.MISSING_ROOT: (
+      'called computation without root',
+      'a computation with the root_id of an instruction of this module',
+    ),
+  }[rule]
   return errors.InputError(reason, where=where, found=f'id {value}', expected=expected)

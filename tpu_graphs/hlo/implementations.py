@@ -1,4 +1,6 @@
-"""Which implementation of the extractor is used: the native extension where it was built, else Python."""
+"""Which implementation of the extractor is used: the native extension where it was built, else
+Python.
+"""
 
 from __future__ import annotations
 
@@ -35,17 +37,27 @@ def parse(type_name: str, data: bytes) -> graph.Document | None:
 def _active() -> ModuleType:
   wanted = os.environ.get(VARIABLE, '')
   if wanted not in ('', NATIVE, PYTHON):
-    raise errors.InputError('unknown implementation', where=f'environment variable {VARIABLE}', found=wanted,
-                            expected=f'{NATIVE} or {PYTHON}')
+    raise errors.InputError(
+      'unknown implementation',
+      where=f'environment variable {VARIABLE}',
+      found=wanted,
+      expected=f'{NATIVE} or {PYTHON}',
+    )
   if wanted == PYTHON:
     return twin
   try:
     from tpu_graphs.hlo import native
   except ImportError as error:
     if wanted == NATIVE:
-      raise errors.InputError('native extension missing', found=error,
-                              fix='install the package where a C++ compiler is found') from error
-    _LOG.warning('HLO is read in Python, many times slower than by the native extension, which was not built (%s); '
-                 'reinstall the package where a C++ compiler is found', error)
+      raise errors.InputError(
+        'native extension missing',
+        found=error,
+        fix='install the package where a C++ compiler is found',
+      ) from error
+    _LOG.warning(
+      'HLO is read in Python, many times slower than by the native extension, which was not built (%s); '
+      'reinstall the package where a C++ compiler is found',
+      error,
+    )
     return twin
   return native

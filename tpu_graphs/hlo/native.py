@@ -10,7 +10,12 @@ from tpu_graphs.hlo import _native
 from tpu_graphs.hlo import graph
 from tpu_graphs.modules import features
 
-_FILE_TYPES = ('TuningData', 'ModuleTuningData', 'HloProto', 'HloModuleProto')  # The order of the C++ enum.
+_FILE_TYPES = (
+  'TuningData',
+  'ModuleTuningData',
+  'HloProto',
+  'HloModuleProto',
+)  # The order of the C++ enum.
 
 
 def parse(type_name: str, data: bytes) -> Document | None:
@@ -37,7 +42,9 @@ class Document:
     self._last: tuple[int, Tuning] | None = None
 
   def tuning(self, index: int) -> graph.Tuning:
-    if self._last is None or self._last[0] != index:  # Most files have one, which is asked for more than once.
+    if (
+      self._last is None or self._last[0] != index
+    ):  # Most files have one, which is asked for more than once.
       self._last = index, Tuning(self._document.tuning(index))
     return self._last[1]
 
@@ -59,11 +66,19 @@ class Tuning:
     self.tile_configs = tuning.tile_configs
 
   def graph(self, layout_padding: int) -> graph.Graph:
-    fault, opcode, feat, edge_index, sizes, ends_segment, unknown_opcodes = self._tuning.graph(layout_padding)
+    fault, opcode, feat, edge_index, sizes, ends_segment, unknown_opcodes = self._tuning.graph(
+      layout_padding
+    )
     if fault is not None:
       raise graph.broken(self, graph.Rule(fault[0]), *fault[1:])
-    return graph.Graph.of(node_opcode=opcode, node_feat=feat, edge_index=edge_index, computation_sizes=sizes,
-                          ends_segment=ends_segment, unknown_opcodes=unknown_opcodes)
+    return graph.Graph.of(
+      node_opcode=opcode,
+      node_feat=feat,
+      edge_index=edge_index,
+      computation_sizes=sizes,
+      ends_segment=ends_segment,
+      unknown_opcodes=unknown_opcodes,
+    )
 
   def layout_configs(self, positions: list[int]) -> np.ndarray:
     fault, feat = self._tuning.layout_configs(positions)

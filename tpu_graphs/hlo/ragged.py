@@ -36,10 +36,14 @@ class Ragged:
   @property
   def position(self) -> np.ndarray:
     """int64 [V], the position of each value in its list."""
-    return np.arange(self.values.size) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
+    return np.arange(self.values.size) - np.repeat(
+      np.cumsum(self.lengths) - self.lengths, self.lengths
+    )
 
   def first(self, width: int, *, fill: int = 0) -> np.ndarray:
-    """int64 [R, width]: the first values of each list, shorter ones filled up, longer ones cut off."""
+    """int64 [R, width]: the first values of each list, shorter ones filled up, longer ones cut
+    off.
+    """
     table = np.full((self.lengths.size, width), fill, np.int64)
     position = self.position
     kept = position < width
@@ -47,7 +51,9 @@ class Ragged:
     return table
 
   def summary(self, width: int, *, empty_product: int = 1) -> np.ndarray:
-    """int64 [R, width + 2]: the first values, then sum and product over all values, which wrap around as in C++."""
+    """int64 [R, width + 2]: the first values, then sum and product over all values, which wrap
+    around as in C++.
+    """
     filled = self.lengths > 0
     starts = (np.cumsum(self.lengths) - self.lengths)[filled]
     table = np.zeros((self.lengths.size, width + 2), np.int64)

@@ -1,4 +1,6 @@
-"""Which protobuf message is this? Bytes carry no type, and a file of one type may well parse as another."""
+"""Which protobuf message is this? Bytes carry no type, and a file of one type may well parse as
+another.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,12 @@ MODULE_TUNING = 'ModuleTuningData'
 HLO = 'HloProto'
 HLO_MODULE = 'HloModuleProto'
 
-# What a file of a kind may be, the most likely first; None is any kind. A program without runs serves both.
+# What a file of a kind may be, the most likely first; None is any kind. A program without runs
+# serves both.
 _TYPES_OF_KIND: dict[str | None, tuple[str, ...]] = {
-    'tile': (TUNING, HLO, HLO_MODULE),
-    'layout': (MODULE_TUNING, HLO, HLO_MODULE),
-    None: (MODULE_TUNING, TUNING, HLO, HLO_MODULE),
+  'tile': (TUNING, HLO, HLO_MODULE),
+  'layout': (MODULE_TUNING, HLO, HLO_MODULE),
+  None: (MODULE_TUNING, TUNING, HLO, HLO_MODULE),
 }
 _TUNING_TYPES = {TUNING: 'tile', MODULE_TUNING: 'layout'}
 # How much of an HLO module shows when bytes are parsed as a type.
@@ -29,21 +32,24 @@ _FIXED_SIZES = {1: 8, 5: 4}  # Wire type -> bytes of the value.
 def parse(data: bytes, kind: str | None) -> tuple[str, graph.Document]:
   """The name of the type of the message in `data`, and the message.
 
-  A type counts by what of an HLO module shows when `data` is parsed as it: instructions with opcodes of the table, or
-  else modules and computations with printable names. Where nothing shows in any type, the kind decides.
+  A type counts by what of an HLO module shows when `data` is parsed as it: instructions with
+  opcodes of the table, or else modules and computations with printable names. Where nothing
+  shows in any type, the kind decides.
 
   Args:
     data: the serialized message.
     kind: 'tile', 'layout', or None for any type.
 
   Raises:
-    InputError: `data` is empty, cut off, of a type that does not fit the kind, or no such message at all.
+    InputError: `data` is empty, cut off, of a type that does not fit the kind, or no such
+      message at all.
   """
   if not data:
     raise errors.InputError('empty file', found='0 bytes', expected=_expected(kind))
   wanted = _TYPES_OF_KIND[kind]
   best, document, evidence = '', None, _NOTHING
-  # An HloProto looks like tuning data without runs, and tuning data much like an HloProto: the former is tried later.
+  # An HloProto looks like tuning data without runs, and tuning data much like an HloProto: the
+  # former is tried later.
   for name in dict.fromkeys((wanted[0], MODULE_TUNING, TUNING, HLO, HLO_MODULE)):
     candidate = implementations.parse(name, data)
     if candidate is None:
@@ -58,8 +64,12 @@ def parse(data: bytes, kind: str | None) -> tuple[str, graph.Document]:
   if best == MODULE_TUNING and (hlo := _without_runs(document, data)) is not None:
     best, document = HLO, hlo
   if best not in wanted:
-    raise errors.InputError('file of another kind', found=best, expected=_expected(kind),
-                            fix=f'it belongs to a {_TUNING_TYPES[best]} collection or run')
+    raise errors.InputError(
+      'file of another kind',
+      found=best,
+      expected=_expected(kind),
+      fix=f'it belongs to a {_TUNING_TYPES[best]} collection or run',
+    )
   return best, document
 
 
@@ -78,7 +88,8 @@ def _evidence(document: graph.Document) -> int:
 
 
 def _without_runs(document: graph.Document, data: bytes) -> graph.Document | None:
-  """The HloProto that `document`, a ModuleTuningData, and `data` are in truth; None if they are none.
+  """The HloProto that `document`, a ModuleTuningData, and `data` are in truth; None if they are
+  none.
 
   That is where nothing tells of tuning, or what looks like the only run is the buffer assignment.
   """
@@ -97,10 +108,17 @@ def _not_recognized(data: bytes, kind: str | None) -> errors.InputError:
     return errors.InputError('not a protobuf', found=foreign, expected=_expected(kind))
   end = _end_of_last_field(data)
   if end > len(data) and data[0] == _FIRST_TAG:
-    return errors.InputError('file is cut off', found=f'{len(data)} bytes', expected=f'at least {end} bytes',
-                             fix='copy or download it again')
-  return errors.InputError('not a protobuf of a known type', found=f'{len(data)} bytes that begin with {data[:16]!r}',
-                           expected=_expected(kind))
+    return errors.InputError(
+      'file is cut off',
+      found=f'{len(data)} bytes',
+      expected=f'at least {end} bytes',
+      fix='copy or download it again',
+    )
+  return errors.InputError(
+    'not a protobuf of a known type',
+    found=f'{len(data)} bytes that begin with {data[:16]!r}',
+    expected=_expected(kind),
+  )
 
 
 def _end_of_last_field(data: bytes) -> int:
@@ -120,7 +138,9 @@ def _end_of_last_field(data: bytes) -> int:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-  """The number that starts at `at`, and where it ends: beyond the data where they are cut off in it."""
+  """The number that starts at `at`, and where it ends: beyond the data where they are cut off in
+  it.
+  """
   value = 0
   for shift in range(0, 70, 7):  # At most 10 bytes.
     if at >= len(data):

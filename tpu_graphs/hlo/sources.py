@@ -1,4 +1,5 @@
-"""Functions of TensorFlow and JAX -> modules, so that a program can be ranked before it was ever measured.
+"""Functions of TensorFlow and JAX -> modules, so that a program can be ranked before it was ever
+measured.
 
 ```
 module = hlo.from_tf(model, tf.TensorSpec([8, 224, 224, 3]), name='resnet50')
@@ -19,9 +20,15 @@ from tpu_graphs.modules import feature_choices
 from tpu_graphs.modules import module as module_lib
 
 
-def from_tf(function: Callable[..., Any], *args: Any, optimized: bool = False, name: str | None = None,
-            kind: str = 'layout', choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
-            **kwargs: Any) -> module_lib.Module:
+def from_tf(
+  function: Callable[..., Any],
+  *args: Any,
+  optimized: bool = False,
+  name: str | None = None,
+  kind: str = 'layout',
+  choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
+  **kwargs: Any,
+) -> module_lib.Module:
   """A TensorFlow function as a module without configs.
 
   Args:
@@ -36,9 +43,15 @@ def from_tf(function: Callable[..., Any], *args: Any, optimized: bool = False, n
   return _module(tf_to_proto(function, *args, optimized=optimized, **kwargs), name, kind, choices)
 
 
-def from_jax(function: Any, *args: Any, optimized: bool = False, name: str | None = None, kind: str = 'layout',
-             choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
-             **kwargs: Any) -> module_lib.Module:
+def from_jax(
+  function: Any,
+  *args: Any,
+  optimized: bool = False,
+  name: str | None = None,
+  kind: str = 'layout',
+  choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
+  **kwargs: Any,
+) -> module_lib.Module:
   """A JAX function as a module without configs.
 
   Args:
@@ -53,20 +66,25 @@ def from_jax(function: Any, *args: Any, optimized: bool = False, name: str | Non
   return _module(jax_to_proto(function, *args, optimized=optimized, **kwargs), name, kind, choices)
 
 
-def _module(data: bytes, name: str | None, kind: str, choices: feature_choices.FeatureChoices) -> module_lib.Module:
+def _module(
+  data: bytes, name: str | None, kind: str, choices: feature_choices.FeatureChoices
+) -> module_lib.Module:
   [module] = tuning.read(data, kind=kind, choices=choices).modules
   return module if name is None else dataclasses.replace(module, module_id=name)
 
 
-def tf_to_proto(function: Callable[..., Any], *args: Any, optimized: bool = False, **kwargs: Any) -> bytes:
-  """The HLO of a TensorFlow function, as it is under tf.function(jit_compile=True); its variables become parameters.
+def tf_to_proto(
+  function: Callable[..., Any], *args: Any, optimized: bool = False, **kwargs: Any
+) -> bytes:
+  """The HLO of a TensorFlow function, as it is under tf.function(jit_compile=True); its
+  variables become parameters.
 
   Args:
-    function: a function, under tf.function or not, a Keras model, or anything else that can be called.
-    *args: of the function: tf.TensorSpec of static shape, tensors, arrays, Python values, and nests of them. Python
-      values are fixed; the others are inputs of the program.
-    optimized: whether XLA's passes for the device have run, rather than the program as it comes from TensorFlow.
-    **kwargs: of the function, likewise.
+    function: a function, under tf.function or not, a Keras model, or anything else that can be
+    called. *args: of the function: tf.TensorSpec of static shape, tensors, arrays, Python
+      values, and nests of them. Python values are fixed; the others are inputs of the program.
+    optimized: whether XLA's passes for the device have run, rather than the program as it comes
+    from TensorFlow. **kwargs: of the function, likewise.
 
   Returns:
     A serialized HloModuleProto.
@@ -76,8 +94,11 @@ def tf_to_proto(function: Callable[..., Any], *args: Any, optimized: bool = Fals
   """
   tf = _import('tensorflow', 'tpu_graphs')
   leaves = tf.nest.flatten((args, kwargs))
-  inputs = {i: tf.TensorSpec(leaf.shape, leaf.dtype) for i, leaf in enumerate(leaves)
-            if hasattr(leaf, 'shape') and hasattr(leaf, 'dtype') and not isinstance(leaf, tf.Variable)}
+  inputs = {
+    i: tf.TensorSpec(leaf.shape, leaf.dtype)
+    for i, leaf in enumerate(leaves)
+    if hasattr(leaf, 'shape') and hasattr(leaf, 'dtype') and not isinstance(leaf, tf.Variable)
+  }
   python_function = getattr(function, 'python_function', function)
 
   def call(*tensors):
@@ -88,7 +109,9 @@ def tf_to_proto(function: Callable[..., Any], *args: Any, optimized: bool = Fals
   call.__name__ = _name_of(function)
   stage = 'optimized_hlo_serialized' if optimized else 'hlo_serialized'
   try:
-    return tf.function(call, jit_compile=True).experimental_get_compiler_ir(*inputs.values())(stage=stage)
+    return tf.function(call, jit_compile=True).experimental_get_compiler_ir(*inputs.values())(
+      stage=stage
+    )
   except (TypeError, ValueError, NotImplementedError, tf.errors.OpError) as error:
     raise _refused('TensorFlow', function, error) from error
 
@@ -97,10 +120,10 @@ def jax_to_proto(function: Any, *args: Any, optimized: bool = False, **kwargs: A
   """The HLO of a JAX function.
 
   Args:
-    function: a function, under jax.jit or not; or a jax.stages.Lowered or Compiled, which takes no arguments any more.
-    *args: of the function: arrays, jax.ShapeDtypeStruct, and trees of them.
-    optimized: whether XLA's passes for the device have run, as they have in a jax.stages.Compiled anyway.
-    **kwargs: of the function.
+    function: a function, under jax.jit or not; or a jax.stages.Lowered or Compiled, which takes
+    no arguments any more. *args: of the function: arrays, jax.ShapeDtypeStruct, and trees of them.
+    optimized: whether XLA's passes for the device have run, as they have in a
+    jax.stages.Compiled anyway. **kwargs: of the function.
 
   Returns:
     A serialized HloModuleProto.
@@ -111,8 +134,12 @@ def jax_to_proto(function: Any, *args: Any, optimized: bool = False, **kwargs: A
   jax = _import('jax', 'tpu_graphs[jax]')
   is_stage = isinstance(function, jax.stages.Lowered | jax.stages.Compiled)
   if is_stage and (args or kwargs):
-    raise errors.InputError('arguments for a program that has been lowered', where=type(function).__name__,
-                            found=f'{len(args) + len(kwargs)} arguments', expected='none')
+    raise errors.InputError(
+      'arguments for a program that has been lowered',
+      where=type(function).__name__,
+      found=f'{len(args) + len(kwargs)} arguments',
+      expected='none',
+    )
   stage = function
   try:
     if not is_stage:
@@ -132,16 +159,25 @@ def _import(name: str, distribution: str) -> Any:
   try:
     return importlib.import_module(name)
   except ImportError as error:
-    raise errors.InputError('package cannot be imported', where=name, found=error,
-                            fix=f"pip install '{distribution}'") from error
+    raise errors.InputError(
+      'package cannot be imported', where=name, found=error, fix=f"pip install '{distribution}'"
+    ) from error
 
 
 def _refused(framework: str, function: Any, error: Exception) -> errors.InputError:
-  lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+  lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
+    type(error).__name__
+  ]
   # TensorFlow may quote a traceback, whose last line says what is wrong; else the first one does.
   line = lines[-1] if lines[0].startswith('in user code') else lines[0]
-  return errors.InputError(f'function that {framework} cannot compile', where=_name_of(function), found=line[:400])
+  return errors.InputError(
+    f'function that {framework} cannot compile', where=_name_of(function), found=line[:400]
+  )
 
 
 def _name_of(function: Any) -> str:
-  return str(getattr(function, '__name__', None) or getattr(function, 'name', None) or type(function).__name__)
+  return str(
+    getattr(function, '__name__', None)
+    or getattr(function, 'name', None)
+    or type(function).__name__
+  )

@@ -1,8 +1,9 @@
 """HLO text -> HLO protobuf, by the parser of an installed jaxlib.
 
-XLA reads text of its own version only: one attribute or opcode that is newer than the parser, and it refuses the whole
-file; for some mistakes in a text it ends the process. So it only gets what graphs depend on; the rest is left out, or
-put in a form that it takes as it comes. This also makes the result the same with any version of jaxlib.
+XLA reads text of its own version only: one attribute or opcode that is newer than the parser,
+and it refuses the whole file; for some mistakes in a text it ends the process. So it only gets
+what graphs depend on; the rest is left out, or put in a form that it takes as it comes. This
+also makes the result the same with any version of jaxlib.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _NAME = r'%?[\w.\-]+'
 _STRING_OR_COMMENT = re.compile(f'{_STRING}|{_COMMENT}', re.DOTALL)
 _TOKEN = re.compile(rf'{_STRING}|{_COMMENT}|[()\[\]{{}},\n]', re.DOTALL)
 _MAX_SHOWN = 150  # Characters of a line, in errors.
-_MAX_DEPTH = 100  # Of brackets; the parser calls itself for each, and ends the process when the stack is full.
+_MAX_DEPTH = (
+  100  # Of brackets; the parser calls itself for each, and ends the process when the stack is full.
+)
 
 
 def _pattern(pattern: str) -> re.Pattern[str]:
@@ -51,38 +54,52 @@ _END = _pattern(r'\Z')
 _NUMBER = re.compile(r'\s*\d{1,100}\s*')
 _ASYNCHRONOUS = re.compile(r'(.+)(-start|-update|-done)')
 
-# What an op keeps beside name, shape and operands: what features are made of, what the parser insists on, and what a
-# dot multiplies. An op that is not listed, or has none of these, travels as a custom-call.
+# What an op keeps beside name, shape and operands: what features are made of, what the parser
+# insists on, and what a dot multiplies. An op that is not listed, or has none of these, travels as
+# a custom-call.
 _WINDOW = ('window', 'dim_labels')
 _GROUPS = ('feature_group_count', 'batch_group_count')
 _KEPT = {
-    'all-gather': ('dimensions',), 'all-gather-start': ('dimensions',), 'all-to-all': ('dimensions',),
-    'async-start': ('calls',), 'async-update': (), 'async-done': (),
-    'broadcast': ('dimensions',),
-    'collective-permute': ('source_target_pairs', 'slice_sizes'),
-    'collective-permute-start': ('source_target_pairs', 'slice_sizes'),
-    'concatenate': ('dimensions',),
-    'convolution': (*_WINDOW, *_GROUPS),
-    'custom-call': (*_WINDOW, *_GROUPS, 'custom_call_target', 'called_computations', 'to_apply'),
-    'dot': ('lhs_batch_dims', 'lhs_contracting_dims', 'rhs_batch_dims', 'rhs_contracting_dims'),
-    'dynamic-slice': ('dynamic_slice_sizes',),
-    'get-dimension-size': ('dimensions',), 'set-dimension-size': ('dimensions',),
-    'iota': ('iota_dimension',),
-    'map': ('dimensions', 'to_apply'),
-    'pad': ('padding',),
-    'parameter': (),
-    'reduce': ('dimensions', 'to_apply'),
-    'reduce-scatter': ('dimensions', 'to_apply'),
-    'reduce-window': ('window', 'to_apply'),
-    'reshape': ('inferred_dimension',),
-    'reverse': ('dimensions',),
-    'select-and-scatter': ('window', 'select', 'scatter'),
-    'slice': ('slice',),
-    'sort': ('dimensions', 'is_stable', 'to_apply'),
-    'transpose': ('dimensions',),
+  'all-gather': ('dimensions',),
+  'all-gather-start': ('dimensions',),
+  'all-to-all': ('dimensions',),
+  'async-start': ('calls',),
+  'async-update': (),
+  'async-done': (),
+  'broadcast': ('dimensions',),
+  'collective-permute': ('source_target_pairs', 'slice_sizes'),
+  'collective-permute-start': ('source_target_pairs', 'slice_sizes'),
+  'concatenate': ('dimensions',),
+  'convolution': (*_WINDOW, *_GROUPS),
+  'custom-call': (*_WINDOW, *_GROUPS, 'custom_call_target', 'called_computations', 'to_apply'),
+  'dot': ('lhs_batch_dims', 'lhs_contracting_dims', 'rhs_batch_dims', 'rhs_contracting_dims'),
+  'dynamic-slice': ('dynamic_slice_sizes',),
+  'get-dimension-size': ('dimensions',),
+  'set-dimension-size': ('dimensions',),
+  'iota': ('iota_dimension',),
+  'map': ('dimensions', 'to_apply'),
+  'pad': ('padding',),
+  'parameter': (),
+  'reduce': ('dimensions', 'to_apply'),
+  'reduce-scatter': ('dimensions', 'to_apply'),
+  'reduce-window': ('window', 'to_apply'),
+  'reshape': ('inferred_dimension',),
+  'reverse': ('dimensions',),
+  'select-and-scatter': ('window', 'select', 'scatter'),
+  'slice': ('slice',),
+  'sort': ('dimensions', 'is_stable', 'to_apply'),
+  'transpose': ('dimensions',),
 }
-_COMPUTATIONS = ('to_apply', 'calls', 'called_computations', 'body', 'condition', 'branch_computations',
-                 'true_computation', 'false_computation')
+_COMPUTATIONS = (
+  'to_apply',
+  'calls',
+  'called_computations',
+  'body',
+  'condition',
+  'branch_computations',
+  'true_computation',
+  'false_computation',
+)
 _TRAVELLER = 'tpu_graphs.opcode:'  # Before the true opcode, as the target of a custom-call.
 _TARGET_FIELD = 28  # `custom_call_target` of an HloInstructionProto.
 
@@ -101,8 +118,8 @@ def is_text(data: bytes) -> bool:
 def to_proto(data: bytes, *, name: str = '<bytes>') -> bytes:
   """Parses HLO text.
 
-  The result holds what features are made of, and the dimension numbers of dots. Names are those of the text; ids are
-  given anew.
+  The result holds what features are made of, and the dimension numbers of dots. Names are those
+  of the text; ids are given anew.
 
   Args:
     data: the text of a whole module.
@@ -132,25 +149,34 @@ def _parser() -> Callable[[str], Any]:
     except (ImportError, AttributeError):
       continue
   raise errors.InputError(
-      'HLO text cannot be read without jaxlib', expected='an HLO protobuf',
-      fix="pip install 'tpu_graphs[jax]', or write the program as a protobuf: XLA does by "
-      "--xla_dump_hlo_as_proto, TensorFlow by experimental_get_compiler_ir with stage 'hlo_serialized'")
+    'HLO text cannot be read without jaxlib',
+    expected='an HLO protobuf',
+    fix="pip install 'tpu_graphs[jax]', or write the program as a protobuf: XLA does by "
+    "--xla_dump_hlo_as_proto, TensorFlow by experimental_get_compiler_ir with stage 'hlo_serialized'",
+  )
 
 
 def _refused(message: str, source: str) -> errors.InputError:
   """What the parser's message says first; its lines are those of `source`."""
   faults = re.findall(r'was parsing (\d+):\d+: error: (.*)', message)
   # One that ends with a colon only leads to the next.
-  line, fault = next((fault for fault in faults if not fault[1].endswith(':')), (None, ' '.join(message.split())))
+  line, fault = next(
+    (fault for fault in faults if not fault[1].endswith(':')), (None, ' '.join(message.split()))
+  )
   return _error(source, line and int(line), found=fault)
 
 
-def _error(source: str, line: int | None, *, found: str | None = None,
-           expected: str | None = None) -> errors.InputError:
-  [text] = source.split('\n')[line - 1:line] if line else ['']
+def _error(
+  source: str, line: int | None, *, found: str | None = None, expected: str | None = None
+) -> errors.InputError:
+  [text] = source.split('\n')[line - 1 : line] if line else ['']
   shown = repr(text.strip()[:_MAX_SHOWN])
-  return errors.InputError('HLO text cannot be parsed', where=f'line {line}' if line else None,
-                           found=f'{found[:_MAX_SHOWN]} in {shown}' if found else shown, expected=expected)
+  return errors.InputError(
+    'HLO text cannot be parsed',
+    where=f'line {line}' if line else None,
+    found=f'{found[:_MAX_SHOWN]} in {shown}' if found else shown,
+    expected=expected,
+  )
 
 
 class _Scanner:
@@ -170,7 +196,9 @@ class _Scanner:
     return self.match(pattern) or self._fail(what)
 
   def until(self, stops: str) -> str:
-    """What lies before the next of the characters `stops` outside of brackets, or before a bracket that closes more."""
+    """What lies before the next of the characters `stops` outside of brackets, or before a
+    bracket that closes more.
+    """
     depth, start = 0, self.at
     for token in _TOKEN.finditer(self.text, start):
       self.at = token.start()
@@ -186,7 +214,7 @@ class _Scanner:
         break
     else:
       self.at = len(self.text)
-    return self.text[start:self.at]
+    return self.text[start : self.at]
 
   def group(self) -> str:
     """A pair of brackets and what lies in it."""
@@ -196,7 +224,7 @@ class _Scanner:
     if self.at == len(self.text):
       self._fail(f'the end of the {self.text[start]}')
     self.at += 1
-    return self.text[start:self.at]
+    return self.text[start : self.at]
 
   def shape(self) -> str | None:
     if self.text.startswith('(', self.at):
@@ -216,7 +244,9 @@ class _Scanner:
 
 
 def _simplify(source: str) -> str:
-  """The module in `source` reduced to what graphs depend on, each part on the same line as before."""
+  """The module in `source` reduced to what graphs depend on, each part on the same line as
+  before.
+  """
   scanner = _Scanner(source)
   pieces: list[str] = []
   done = 0
@@ -231,7 +261,7 @@ def _simplify(source: str) -> str:
   write(f'HloModule {name}')
   while len(pieces) == 1 or not scanner.match(_END):  # At least one computation.
     head = scanner.expect(_COMPUTATION, 'a computation')[1]
-    if source[scanner.at:scanner.at + 1].isdigit():
+    if source[scanner.at : scanner.at + 1].isdigit():
       while scanner.match(_TABLE_ROW):  # A table of source files that metadata refers to.
         scanner.until('\n')
       continue
@@ -244,8 +274,12 @@ def _simplify(source: str) -> str:
     while not scanner.match(_CLOSE):
       write(_simplify_instruction(scanner, parameters))
     if sorted(parameters) != list(range(len(parameters))):  # The parser would end the process.
-      raise errors.InputError('parameters not numbered one by one', where=f'computation {head}',
-                              found=sorted(parameters), expected=f'0 to {len(parameters) - 1}')
+      raise errors.InputError(
+        'parameters not numbered one by one',
+        where=f'computation {head}',
+        found=sorted(parameters),
+        expected=f'0 to {len(parameters) - 1}',
+      )
     scanner.attributes()  # Such as the thread that runs it.
     write('}')
   return ''.join(pieces)
@@ -262,7 +296,7 @@ def _simplify_instruction(scanner: _Scanner, parameters: list[int]) -> str:
   if opcode == 'parameter' and _NUMBER.fullmatch(operands):
     parameters.append(int(operands))
   if shape is None:  # The parser infers it, which may take all there is.
-    return scanner.text[start:scanner.at]
+    return scanner.text[start : scanner.at]
 
   step = ''  # An asynchronous op is written as what it runs, and a step of that.
   if opcode not in features.opcodes() and (found := _ASYNCHRONOUS.fullmatch(opcode)):
@@ -278,8 +312,12 @@ def _simplify_instruction(scanner: _Scanner, parameters: list[int]) -> str:
     if step in ('', '-start'):
       kept['custom_call_target'] = f'"{_TRAVELLER}{opcode}"'
     opcode = 'custom-call'
-  return ', '.join([f'{head} = {_simplify_shape(shape)} {opcode}{step}({_names(operands)})',
-                    *(f'{name}={value}' for name, value in kept.items())])
+  return ', '.join(
+    [
+      f'{head} = {_simplify_shape(shape)} {opcode}{step}({_names(operands)})',
+      *(f'{name}={value}' for name, value in kept.items()),
+    ]
+  )
 
 
 def _without_comments(text: str) -> str:
@@ -287,8 +325,12 @@ def _without_comments(text: str) -> str:
 
 
 def _simplify_shape(shape: str) -> str:
-  """Dimensions and their order in memory, without what else a layout holds, and with element types that are known."""
-  shape = _LAYOUT.sub(lambda layout: f'{{{layout[1]}}}' if layout[1] else '', _without_comments(shape))
+  """Dimensions and their order in memory, without what else a layout holds, and with element
+  types that are known.
+  """
+  shape = _LAYOUT.sub(
+    lambda layout: f'{{{layout[1]}}}' if layout[1] else '', _without_comments(shape)
+  )
   return _ELEMENT_TYPE.sub(lambda name: name[0] if name[0] in _TYPES else _OTHER_TYPE, shape)
 
 
@@ -318,5 +360,5 @@ def _restore_opcodes(serialized: bytes) -> bytes:
 def _opcode_of_traveller(instruction: Any) -> str | None:
   for field in unknown_fields.UnknownFieldSet(instruction):  # type: ignore[attr-defined]  # Missing in the stub.
     if field.field_number == _TARGET_FIELD and field.data.startswith(_TRAVELLER.encode()):
-      return field.data[len(_TRAVELLER):].decode()
+      return field.data[len(_TRAVELLER) :].decode()
   return None

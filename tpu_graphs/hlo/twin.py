@@ -1,4 +1,6 @@
-"""The implementation in Python, with protobuf's own parser and NumPy; it gives what the native one gives."""
+"""The implementation in Python, with protobuf's own parser and NumPy; it gives what the native
+one gives.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,23 @@ from tpu_graphs.hlo import protos
 from tpu_graphs.hlo import ragged
 from tpu_graphs.modules import features
 
-_CLASSES = {'TuningData': protos.TuningData, 'ModuleTuningData': protos.ModuleTuningData,
-            'HloProto': protos.HloProto, 'HloModuleProto': protos.HloModuleProto}
+_CLASSES = {
+  'TuningData': protos.TuningData,
+  'ModuleTuningData': protos.ModuleTuningData,
+  'HloProto': protos.HloProto,
+  'HloModuleProto': protos.HloModuleProto,
+}
 
 
 def parse(type_name: str, data: bytes) -> Document | None:
   """`data` as a message of the type; None where they are none."""
   try:
     return Document(type_name, _CLASSES[type_name].FromString(data))
-  except (protobuf_message.DecodeError, UnicodeDecodeError, RecursionError):  # The latter two: protobuf in pure Python.
+  except (
+    protobuf_message.DecodeError,
+    UnicodeDecodeError,
+    RecursionError,
+  ):  # The latter two: protobuf in pure Python.
     return None
 
 
@@ -36,17 +46,26 @@ class Document:
     self._type_name = type_name
     self.num_tunings = len(self._tunings)
     self.num_buffer_allocations = (
-        len(message.buffer_assignment.buffer_allocations) if type_name == 'HloProto' else 0)
+      len(message.buffer_assignment.buffer_allocations) if type_name == 'HloProto' else 0
+    )
 
   @functools.cached_property
   def knows_opcode(self) -> bool:
     opcodes = features.opcodes()
-    return any(instruction.opcode in opcodes for module in self._modules() for computation in module.computations
-               for instruction in computation.instructions)
+    return any(
+      instruction.opcode in opcodes
+      for module in self._modules()
+      for computation in module.computations
+      for instruction in computation.instructions
+    )
 
   def names(self) -> list[str]:
-    return [name for module in self._modules()
-            for name in (module.name, *(computation.name for computation in module.computations)) if name]
+    return [
+      name
+      for module in self._modules()
+      for name in (module.name, *(computation.name for computation in module.computations))
+      if name
+    ]
 
   def _modules(self) -> Iterator[Any]:
     return (_module(self._type_name, message) for message in self._tunings)
@@ -57,7 +76,13 @@ class Document:
 
 def _module(type_name: str, message: Any) -> Any:
   """The HLO module in a tuning, which is empty where there is none."""
-  return message if type_name == 'HloModuleProto' else message.hlo_module if type_name == 'HloProto' else message.module
+  return (
+    message
+    if type_name == 'HloModuleProto'
+    else message.hlo_module
+    if type_name == 'HloProto'
+    else message.module
+  )
 
 
 class Tuning:
@@ -84,30 +109,41 @@ class Tuning:
 
   def tile_configs(self, positions: list[int]) -> np.ndarray:
     configs = [self._runs[position].op_config.tile_size_config for position in positions]
-    bounds = ([config.kernel_bounds for config in configs], [config.output_bounds for config in configs],
-              [config.input_bounds for config in configs])
-    return np.concatenate([ragged.Ragged.of(lists).summary(6, empty_product=0) for lists in bounds],
-                          axis=1).astype(np.float32)
+    bounds = (
+      [config.kernel_bounds for config in configs],
+      [config.output_bounds for config in configs],
+      [config.input_bounds for config in configs],
+    )
+    return np.concatenate(
+      [ragged.Ragged.of(lists).summary(6, empty_product=0) for lists in bounds], axis=1
+    ).astype(np.float32)
 
   def layout_configs(self, positions: list[int]) -> np.ndarray:
     num_nodes, num_tensors = self.config_nodes.size, len(features.LAYOUT_TENSORS)
     limits = np.iinfo(np.int8)
-    result = np.full((len(positions), num_nodes, num_tensors, features.LAYOUT_DIMENSIONS), -1, np.int8)
+    result = np.full(
+      (len(positions), num_nodes, num_tensors, features.LAYOUT_DIMENSIONS), -1, np.int8
+    )
     for config, position in zip(result, positions, strict=True):
       nodes = self._runs[position].module_config.layout_config.nodes
       if len(nodes) != num_nodes:
         raise graph.broken(self, graph.Rule.NODE_COUNT, position, 0, len(nodes))
       per_node = ragged.Ragged.of([range(len(node.tensors)) for node in nodes])
       tensors = itertools.chain.from_iterable(node.tensors for node in nodes)
-      dims = ragged.Ragged.of([tensor.dims for tensor in tensors]).first(features.LAYOUT_DIMENSIONS, fill=-1)
-      # The first node that breaks a rule is told, and its number of tensors before their dimensions.
+      dims = ragged.Ragged.of([tensor.dims for tensor in tensors]).first(
+        features.LAYOUT_DIMENSIONS, fill=-1
+      )
+      # The first node that breaks a rule is told, and its number of tensors before their
+      # dimensions.
       bad = (dims < limits.min) | (dims > limits.max)
       bad_tensor = int(np.argmax(bad.any(axis=1))) if bad.any() else bad.shape[0]
       bad_node = int(per_node.row[bad_tensor]) if bad.any() else num_nodes
       too_many = np.flatnonzero(per_node.lengths > num_tensors)
       if too_many.size and too_many[0] <= bad_node:
         node = int(too_many[0])
-        raise graph.broken(self, graph.Rule.TENSOR_COUNT, position, node, int(per_node.lengths[node]))
+        raise graph.broken(
+          self, graph.Rule.TENSOR_COUNT, position, node, int(per_node.lengths[node])
+        )
       if bad.any():
         raise graph.broken(self, graph.Rule.DIMENSION, position, bad_node, int(dims[bad][0]))
       config[per_node.row, per_node.values] = dims
@@ -126,7 +162,10 @@ class Tuning:
 
 
 def _flags(run: Any) -> int:
-  return ((graph.RunFlag.ERROR if run.error else 0) | (graph.RunFlag.PROFILE if run.HasField('profile') else 0)
-          | (graph.RunFlag.TILE_CONFIG if run.op_config.HasField('tile_size_config') else 0)
-          | (graph.RunFlag.MODULE_CONFIG if run.HasField('module_config') else 0)
-          | (graph.RunFlag.DEFAULT if run.is_default else 0))
+  return (
+    (graph.RunFlag.ERROR if run.error else 0)
+    | (graph.RunFlag.PROFILE if run.HasField('profile') else 0)
+    | (graph.RunFlag.TILE_CONFIG if run.op_config.HasField('tile_size_config') else 0)
+    | (graph.RunFlag.MODULE_CONFIG if run.HasField('module_config') else 0)
+    | (graph.RunFlag.DEFAULT if run.is_default else 0)
+  )

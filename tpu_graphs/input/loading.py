@@ -1,7 +1,7 @@
 """Dataset directories -> tf.data of decoded GraphTensors.
 
-A decoded GraphTensor differs from a record (docs/formats.md) only in its configs: K of them as dense tensors, or all of
-them, where K stands for a ragged dimension.
+A decoded GraphTensor differs from a record (docs/formats.md) only in its configs: K of them as
+dense tensors, or all of them, where K stands for a ragged dimension.
 
 | part | feature | type |
 |---|---|---|
@@ -31,28 +31,44 @@ from tpu_graphs.modules import module as module_lib
 
 PADDING = -1  # `config_id` of a config that fills up a module with fewer than K configs.
 _SHUFFLE_BYTES = 256 << 20
-_UNCONVERTED = tf.autograph.experimental.do_not_convert  # Converting what TF-GNN does would take seconds.
+_UNCONVERTED = (
+  tf.autograph.experimental.do_not_convert
+)  # Converting what TF-GNN does would take seconds.
 _FIXED_POINT = 2.0**32
 NO_LAYOUT = -1  # What padded layout configs consist of.
 # Context feature -> what padded configs have; 0 for the rest.
-CONFIG_FILLERS = {'config_id': PADDING, 'config_runtime': module_lib.UNMEASURED,
-                  'config_runtime_normalizer': module_lib.UNMEASURED, 'relative_runtime': module_lib.UNMEASURED}
+CONFIG_FILLERS = {
+  'config_id': PADDING,
+  'config_runtime': module_lib.UNMEASURED,
+  'config_runtime_normalizer': module_lib.UNMEASURED,
+  'relative_runtime': module_lib.UNMEASURED,
+}
 
 
-def load(directory: directory_lib.DatasetDirectory | str | os.PathLike[str], split: str, *, configs_per_module: int | None = None,
-         chunked: bool = False, shuffle: bool = False, seed: int = 0, first_epoch: int = 0,
-         epochs: int | None = 1) -> tf.data.Dataset:
+def load(
+  directory: directory_lib.DatasetDirectory | str | os.PathLike[str],
+  split: str,
+  *,
+  configs_per_module: int | None = None,
+  chunked: bool = False,
+  shuffle: bool = False,
+  seed: int = 0,
+  first_epoch: int = 0,
+  epochs: int | None = 1,
+) -> tf.data.Dataset:
   """A dataset of decoded GraphTensors (see the module's docstring), one per record.
 
   Args:
     directory: a dataset directory or its path.
     split: 'train', 'valid' or 'test'.
-    configs_per_module: K configs sampled anew from each record in each epoch, before they are decoded; a record with
-      fewer is padded. None takes all of them in their order.
-    chunked: instead of a sample, take all configs in their order in chunks of K: a GraphTensor per chunk.
-    shuffle: whether the records come in another order each epoch; else always in the order of the shards.
-    seed: decides samples and order, together with the epoch's number only: epoch 3 is the same whether or not epochs
-      0 to 2 were read before.
+    configs_per_module: K configs sampled anew from each record in each epoch, before they are
+      decoded; a record with fewer is padded. None takes all of them in their order.
+    chunked: instead of a sample, take all configs in their order in chunks of K: a GraphTensor
+      per chunk.
+    shuffle: whether the records come in another order each epoch; else always in the order of
+      the shards.
+    seed: decides samples and order, together with the epoch's number only: epoch 3 is the same
+      whether or not epochs 0 to 2 were read before.
     first_epoch: number of the first epoch.
     epochs: how many; None never ends.
 
@@ -62,9 +78,13 @@ def load(directory: directory_lib.DatasetDirectory | str | os.PathLike[str], spl
   if not isinstance(directory, directory_lib.DatasetDirectory):
     directory = directory_lib.open_directory(directory)
   if chunked and configs_per_module is None:
-    raise errors.InputError('size of the chunks missing', where='configs_per_module', expected='>= 1')
+    raise errors.InputError(
+      'size of the chunks missing', where='configs_per_module', expected='>= 1'
+    )
   if configs_per_module is not None and configs_per_module < 1:
-    raise errors.InputError('too few configs', where='configs_per_module', found=configs_per_module, expected='>= 1')
+    raise errors.InputError(
+      'too few configs', where='configs_per_module', found=configs_per_module, expected='>= 1'
+    )
   shards = directory.split(split)
   paths = [os.path.join(directory.path, shard.name) for shard in shards.shards]
   window = max(1, min(shards.records, _SHUFFLE_BYTES * shards.records // max(shards.bytes, 1)))
@@ -76,10 +96,14 @@ def load(directory: directory_lib.DatasetDirectory | str | os.PathLike[str], spl
     if shuffle:
       files = _permuted(files, mix(seed, epoch, 0))
     serialized = tf.data.Dataset.from_tensor_slices(files).interleave(
-        tf.data.TFRecordDataset, cycle_length=min(len(paths), 16))
+      tf.data.TFRecordDataset, cycle_length=min(len(paths), 16)
+    )
     if shuffle:
-      # tf.data's own shuffle takes no seed that depends on the epoch if the program has set a global seed.
-      serialized = serialized.batch(window).map(lambda data: _permuted(data, mix(seed, epoch, 1))).unbatch()
+      # tf.data's own shuffle takes no seed that depends on the epoch if the program has set a
+      # global seed.
+      serialized = (
+        serialized.batch(window).map(lambda data: _permuted(data, mix(seed, epoch, 1))).unbatch()
+      )
     return serialized.enumerate().map(lambda i, data: (data, mix(seed, epoch, 2 + i)))
 
   def decode_one(data: tf.Tensor, sample_seed: tf.Tensor) -> tfgnn.GraphTensor:
@@ -87,22 +111,34 @@ def load(directory: directory_lib.DatasetDirectory | str | os.PathLike[str], spl
     if configs_per_module is None:
       return decode(graph, directory.kind)
     order = _permuted(tf.range(num_configs(graph)), sample_seed)
-    return decode(graph, directory.kind, chosen=order[:configs_per_module], pad_to=configs_per_module)
+    return decode(
+      graph, directory.kind, chosen=order[:configs_per_module], pad_to=configs_per_module
+    )
 
-  numbers = tf.data.Dataset.range(first_epoch, first_epoch + epochs if epochs is not None else tf.int64.max)
+  numbers = tf.data.Dataset.range(
+    first_epoch, first_epoch + epochs if epochs is not None else tf.int64.max
+  )
   serialized = numbers.flat_map(one_epoch)
   if chunked and configs_per_module is not None:
-    return _chunks(serialized.map(lambda data, _: data), directory.kind, configs_per_module, num_extra=num_extra)
+    return _chunks(
+      serialized.map(lambda data, _: data), directory.kind, configs_per_module, num_extra=num_extra
+    )
   return serialized.map(_UNCONVERTED(decode_one), num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def of_module(module: module_lib.Module, *, configs_per_module: int) -> tf.data.Dataset:
   """All configs of one module in chunks of K, as `load` gives them with `chunked`."""
-  return _chunks(tf.data.Dataset.from_tensors(records.encode_whole(module)), module.kind, configs_per_module,
-                 num_extra=module.num_extra)
+  return _chunks(
+    tf.data.Dataset.from_tensors(records.encode_whole(module)),
+    module.kind,
+    configs_per_module,
+    num_extra=module.num_extra,
+  )
 
 
-def _chunks(serialized: tf.data.Dataset, kind: str, size: int, *, num_extra: int = 0) -> tf.data.Dataset:
+def _chunks(
+  serialized: tf.data.Dataset, kind: str, size: int, *, num_extra: int = 0
+) -> tf.data.Dataset:
   spec = schema.graph_spec(kind, num_extra=num_extra)
 
   def of_record(graph: tfgnn.GraphTensor) -> tf.data.Dataset:
@@ -110,12 +146,16 @@ def _chunks(serialized: tf.data.Dataset, kind: str, size: int, *, num_extra: int
 
     def chunk(start: tf.Tensor) -> tfgnn.GraphTensor:
       start = tf.cast(start, tf.int32)
-      return decode(graph, kind, chosen=tf.range(start, tf.minimum(start + size, total)), pad_to=size)
+      return decode(
+        graph, kind, chosen=tf.range(start, tf.minimum(start + size, total)), pad_to=size
+      )
 
     return tf.data.Dataset.range(0, tf.cast(total, tf.int64), size).map(_UNCONVERTED(chunk))
 
-  graphs = serialized.map(_UNCONVERTED(lambda data: tfgnn.parse_single_example(spec, data)),
-                          num_parallel_calls=tf.data.AUTOTUNE)
+  graphs = serialized.map(
+    _UNCONVERTED(lambda data: tfgnn.parse_single_example(spec, data)),
+    num_parallel_calls=tf.data.AUTOTUNE,
+  )
   return graphs.flat_map(_UNCONVERTED(of_record))
 
 
@@ -126,7 +166,9 @@ def num_configs(graph: tfgnn.GraphTensor) -> tf.Tensor:
 
 def _permuted(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
   """The rows of `values` in an order that depends on `seed`, int64 [2], and their number only."""
-  return tf.gather(values, tf.random.experimental.stateless_shuffle(tf.range(tf.shape(values)[0]), seed=seed))
+  return tf.gather(
+    values, tf.random.experimental.stateless_shuffle(tf.range(tf.shape(values)[0]), seed=seed)
+  )
 
 
 def mix(seed: int, epoch: tf.Tensor, index: tf.Tensor | int) -> tf.Tensor:
@@ -135,8 +177,9 @@ def mix(seed: int, epoch: tf.Tensor, index: tf.Tensor | int) -> tf.Tensor:
   return tf.random.experimental.stateless_fold_in(key, tf.cast(index, tf.int64))
 
 
-def decode(graph: tfgnn.GraphTensor, kind: str, *, chosen: tf.Tensor | None = None,
-           pad_to: int | None = None) -> tfgnn.GraphTensor:
+def decode(
+  graph: tfgnn.GraphTensor, kind: str, *, chosen: tf.Tensor | None = None, pad_to: int | None = None
+) -> tfgnn.GraphTensor:
   """Decodes the configs of one record.
 
   Args:
@@ -148,8 +191,10 @@ def decode(graph: tfgnn.GraphTensor, kind: str, *, chosen: tf.Tensor | None = No
   Returns:
     A scalar GraphTensor as the module's docstring describes it.
   """
-  context = {name: value.values if isinstance(value, tf.RaggedTensor) else value
-             for name, value in graph.context.features.items()}
+  context = {
+    name: value.values if isinstance(value, tf.RaggedTensor) else value
+    for name, value in graph.context.features.items()
+  }
   take_all = chosen is None
   if take_all:
     chosen = tf.range(num_configs(graph))
@@ -159,31 +204,50 @@ def decode(graph: tfgnn.GraphTensor, kind: str, *, chosen: tf.Tensor | None = No
     if take_all:
       lengths = tf.fill([tf.shape(values)[0]], tf.shape(chosen)[0])
       return tf.RaggedTensor.from_row_lengths(tf.reshape(values, [-1, *values.shape[2:]]), lengths)
-    padding = [[0, pad_to - tf.shape(chosen)[0] if i == axis else 0] for i in range(values.shape.rank)]
+    padding = [
+      [0, pad_to - tf.shape(chosen)[0] if i == axis else 0] for i in range(values.shape.rank)
+    ]
     padded = tf.pad(values, padding, constant_values=tf.constant(filler, values.dtype))
-    return tf.ensure_shape(padded, [pad_to if i == axis else size for i, size in enumerate(values.shape)])
+    return tf.ensure_shape(
+      padded, [pad_to if i == axis else size for i, size in enumerate(values.shape)]
+    )
 
-  values = {name: context[name] if take_all else tf.gather(context[name], chosen)
-            for name in (*CONFIG_FILLERS, 'config_feat') if name in context}
+  values = {
+    name: context[name] if take_all else tf.gather(context[name], chosen)
+    for name in (*CONFIG_FILLERS, 'config_feat')
+    if name in context
+  }
   values['relative_runtime'] = relative_runtimes(values)
-  decoded = {name: finish(value[tf.newaxis], CONFIG_FILLERS.get(name, 0), 1) for name, value in values.items()}
+  decoded = {
+    name: finish(value[tf.newaxis], CONFIG_FILLERS.get(name, 0), 1)
+    for name, value in values.items()
+  }
   node_sets = {}
   if kind == 'layout':
     num_config_ops = graph.node_sets['config_op'].total_size
     length = tf.cast(num_config_ops, tf.int32) * features.NUM_LAYOUT_FEATURES
     # One slice of the bytes is one config, so what is not sampled is never decoded.
-    slices = tf.strings.substr(context['node_config_feat'][0], chosen * length, tf.ones_like(chosen) * length)
-    layouts = tf.reshape(tf.io.decode_raw(slices, tf.int8),
-                         [tf.shape(chosen)[0], num_config_ops, features.NUM_LAYOUT_FEATURES])
-    node_sets['config_op'] = {'config_feat': finish(tf.transpose(layouts, [1, 0, 2]), NO_LAYOUT, 1)}  # [NC, K, 18]
-  return graph.replace_features(context={'module_id': context['module_id'], **decoded}, node_sets=node_sets)
+    slices = tf.strings.substr(
+      context['node_config_feat'][0], chosen * length, tf.ones_like(chosen) * length
+    )
+    layouts = tf.reshape(
+      tf.io.decode_raw(slices, tf.int8),
+      [tf.shape(chosen)[0], num_config_ops, features.NUM_LAYOUT_FEATURES],
+    )
+    node_sets['config_op'] = {
+      'config_feat': finish(tf.transpose(layouts, [1, 0, 2]), NO_LAYOUT, 1)
+    }  # [NC, K, 18]
+  return graph.replace_features(
+    context={'module_id': context['module_id'], **decoded}, node_sets=node_sets
+  )
 
 
 def relative_runtimes(context: Mapping[str, tf.Tensor]) -> tf.Tensor:
   """What losses compare, int64: exact integers, since float32 would merge different runtimes.
 
   Args:
-    context: 'config_runtime' and, for tile, 'config_runtime_normalizer', int64 of one shape, which the result has too.
+    context: 'config_runtime' and, for tile, 'config_runtime_normalizer', int64 of one shape,
+      which the result has too.
   """
   runtime = context['config_runtime']
   if 'config_runtime_normalizer' not in context:
@@ -191,17 +255,24 @@ def relative_runtimes(context: Mapping[str, tf.Tensor]) -> tf.Tensor:
   normalizer = tf.cast(tf.maximum(context['config_runtime_normalizer'], 1), tf.float64)
   ratio = tf.minimum(tf.cast(runtime, tf.float64) / normalizer, 2.0**30)
   fixed = tf.maximum(tf.cast(tf.round(ratio * _FIXED_POINT), tf.int64), 1)
-  return tf.where(runtime == module_lib.UNMEASURED, tf.constant(module_lib.UNMEASURED, tf.int64), fixed)
+  return tf.where(
+    runtime == module_lib.UNMEASURED, tf.constant(module_lib.UNMEASURED, tf.int64), fixed
+  )
 
 
 def without_strings(graph: tfgnn.GraphTensor) -> tfgnn.GraphTensor:
   """`graph` without its module ids: strings cannot be sent to a TPU."""
-  context = {name: value for name, value in graph.context.features.items() if value.dtype != tf.string}
+  context = {
+    name: value for name, value in graph.context.features.items() if value.dtype != tf.string
+  }
   return graph.replace_features(context=context)
 
 
-def batch(dataset: tf.data.Dataset, batch_size: int, *, drop_remainder: bool = True) -> tf.data.Dataset:
-  """Merges `batch_size` graphs each into one GraphTensor with as many components; `batching` has padded batches.
+def batch(
+  dataset: tf.data.Dataset, batch_size: int, *, drop_remainder: bool = True
+) -> tf.data.Dataset:
+  """Merges `batch_size` graphs each into one GraphTensor with as many components; `batching` has
+  padded batches.
 
   Args:
     dataset: of `load` with `configs_per_module`.
@@ -211,5 +282,6 @@ def batch(dataset: tf.data.Dataset, batch_size: int, *, drop_remainder: bool = T
   Returns:
     GraphTensors with B components: context features [B, K, ...].
   """
-  return dataset.batch(batch_size, drop_remainder=drop_remainder).map(lambda graph: graph.merge_batch_to_components(),
-                                                            num_parallel_calls=tf.data.AUTOTUNE)
+  return dataset.batch(batch_size, drop_remainder=drop_remainder).map(
+    lambda graph: graph.merge_batch_to_components(), num_parallel_calls=tf.data.AUTOTUNE
+  )

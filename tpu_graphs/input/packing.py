@@ -1,8 +1,10 @@
 """Which records make up which batch of an epoch, decided by their sizes alone.
 
-The sizes of all records of a split are read once. From them, the seed and the number of the epoch follows everything
-else, for all input workers alike: the order in which records are read and shuffled, the packs, their shapes, and how
-many batches there are. So each worker knows that the others make as many batches as it does, and of the same shapes.
+The sizes of all records of a split are read once. From them, the seed and the number of the
+epoch follows everything
+else, for all input workers alike: the order in which records are read and shuffled, the packs,
+their shapes, and how many batches there are. So each worker knows that the others make as many
+batches as it does, and of the same shapes.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ class RecordSizes:
     configs: int64 [R].
     measured: bool [R], whether any config is.
   """
+
   shard: np.ndarray
   position: np.ndarray
   sizes: np.ndarray
@@ -55,11 +58,13 @@ class RecordSizes:
   measured: np.ndarray
 
 
-def by_turns(files: tf.data.Dataset, read: Callable[..., tf.data.Dataset], shards: manifest_lib.Split
-             ) -> tf.data.Dataset:
+def by_turns(
+  files: tf.data.Dataset, read: Callable[..., tf.data.Dataset], shards: manifest_lib.Split
+) -> tf.data.Dataset:
   """What `read` makes of `CYCLE` of the files at a time, an element of each in turn.
 
-  Where the records of `shards` are small, each file has a reader of its own, which reads some of them ahead.
+  Where the records of `shards` are small, each file has a reader of its own, which reads some of
+  them ahead.
   """
   is_small = shards.bytes <= _READ_AHEAD_BYTES * shards.records
   parallel = {'num_parallel_calls': tf.data.AUTOTUNE, 'deterministic': True} if is_small else {}
@@ -71,11 +76,15 @@ def read_sizes(directory: directory_lib.DatasetDirectory, split: str) -> RecordS
   """Reads the sizes of all records of a split.
 
   Raises:
-    InputError: the split is missing, or a shard is damaged or does not hold as many records as the manifest says.
+    InputError: the split is missing, or a shard is damaged or does not hold as many records as
+      the manifest says.
   """
   size = tf.io.FixedLenFeature([], tf.int64)
-  wanted = {'nodes/op.#size': size, 'edges/operand.#size': size,
-            'context/config_runtime': tf.io.RaggedFeature(tf.int64, row_splits_dtype=tf.int64)}
+  wanted = {
+    'nodes/op.#size': size,
+    'edges/operand.#size': size,
+    'context/config_runtime': tf.io.RaggedFeature(tf.int64, row_splits_dtype=tf.int64),
+  }
   if directory.kind == 'layout':
     wanted['nodes/config_op.#size'] = size
 
@@ -84,31 +93,53 @@ def read_sizes(directory: directory_lib.DatasetDirectory, split: str) -> RecordS
     runtime = parsed['context/config_runtime']
     measured = tf.reduce_any(runtime != module_lib.UNMEASURED, axis=1)
     ops = parsed['nodes/op.#size']
-    return tf.stack([tf.fill(tf.shape(ops), shard), ops, parsed['edges/operand.#size'],
-                     parsed.get('nodes/config_op.#size', tf.zeros_like(ops)), runtime.row_lengths(),
-                     tf.cast(measured, tf.int64)], axis=1)
+    return tf.stack(
+      [
+        tf.fill(tf.shape(ops), shard),
+        ops,
+        parsed['edges/operand.#size'],
+        parsed.get('nodes/config_op.#size', tf.zeros_like(ops)),
+        runtime.row_lengths(),
+        tf.cast(measured, tf.int64),
+      ],
+      axis=1,
+    )
 
-  found = [np.zeros((0, 6), np.int64), *(rows.numpy() for rows in _over_records(directory, split, sizes))]
+  found = [
+    np.zeros((0, 6), np.int64),
+    *(rows.numpy() for rows in _over_records(directory, split, sizes)),
+  ]
   rows = np.concatenate(found)
   rows = rows[np.argsort(rows[:, 0], kind='stable')]
   shards = directory.split(split).shards
   counts = np.bincount(rows[:, 0], minlength=len(shards))
   for shard, count in zip(shards, counts.tolist(), strict=True):
     if count != shard.records:
-      raise errors.InputError('shard of wrong length', path=os.path.join(directory.path, shard.name),
-                              found=f'{count} records', expected=f'{shard.records} of {manifest_lib.FILE_NAME}',
-                              fix='copy or convert the dataset again')
+      raise errors.InputError(
+        'shard of wrong length',
+        path=os.path.join(directory.path, shard.name),
+        found=f'{count} records',
+        expected=f'{shard.records} of {manifest_lib.FILE_NAME}',
+        fix='copy or convert the dataset again',
+      )
   position = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
   return RecordSizes(rows[:, 0], position, rows[:, 1:4], rows[:, 4], rows[:, 5] > 0)
 
 
 def _over_records(directory: directory_lib.DatasetDirectory, split: str, function) -> Iterator:
-  """What `function` makes of (number of the shard, some of its records, string [b]), each shard in its order."""
+  """What `function` makes of (number of the shard, some of its records, string [b]), each shard
+  in its order.
+  """
   shards = directory.split(split)
   block = max(1, min(256, _PASS_BYTES * shards.records // max(shards.bytes, 1)))
   paths = [os.path.join(directory.path, shard.name) for shard in shards.shards]
-  read = by_turns(tf.data.Dataset.from_tensor_slices(paths).enumerate(), lambda i, path: tf.data.TFRecordDataset(
-      path).batch(block).map(lambda records: function(i, records)), shards)
+  read = by_turns(
+    tf.data.Dataset.from_tensor_slices(paths).enumerate(),
+    lambda i, path: (
+      tf.data.TFRecordDataset(path).batch(block).map(lambda records: function(i, records))
+    ),
+    shards,
+  )
   with directory_lib.damage_explained(directory):
     yield from read
 
@@ -123,6 +154,7 @@ class Budget:
     edges: edges between ops.
     config_ops: configurable ops.
   """
+
   components: int
   ops: int
   edges: int
@@ -142,13 +174,15 @@ def next_fit(sizes: tf.Tensor, limits: tf.Tensor, block_ends: tf.Tensor) -> tf.T
   """
   number = sizes.shape[0]
   sums = tf.transpose(tf.pad(tf.cumsum(sizes), [[1, 0], [0, 0]]))  # [D, I + 1]
-  fitting = tf.searchsorted(sums, sums[:, :-1] + limits[:, tf.newaxis], side='right', out_type=tf.int64) - 1
+  fitting = (
+    tf.searchsorted(sums, sums[:, :-1] + limits[:, tf.newaxis], side='right', out_type=tf.int64) - 1
+  )
   each = tf.range(number, dtype=tf.int64)
   following = tf.maximum(tf.minimum(tf.reduce_min(fitting, 0), block_ends), each + 1)
-  # The starts of packs are those that are reached from the first by steps to the following. With as many steps at a
-  # time as were found starts before, that takes a logarithmic number of rounds.
+  # The starts of packs are those that are reached from the first by steps to the following. With as
+  # many steps at a time as were found starts before, that takes a logarithmic number of rounds.
   following = tf.concat([following, [number]], 0)
-  starts = tf.concat([[True], block_ends[1:] != block_ends[:-1], [False]], 0)[:number + 1]
+  starts = tf.concat([[True], block_ends[1:] != block_ends[:-1], [False]], 0)[: number + 1]
   for _ in range(math.ceil(math.log2(number + 1))):
     reached = tf.math.unsorted_segment_max(tf.cast(starts, tf.int32), following, number + 1)
     starts |= reached > 0
@@ -157,8 +191,9 @@ def next_fit(sizes: tf.Tensor, limits: tf.Tensor, block_ends: tf.Tensor) -> tf.T
 
 
 def least_padding(sizes: np.ndarray, number: int) -> list[int]:
-  """At most `number` static sizes, ascending, for `sizes`, int64 [P], each padded to the smallest that fits: those with
-  the least padding in all."""
+  """At most `number` static sizes, ascending, for `sizes`, int64 [P], each padded to the
+  smallest that fits: those with the least padding in all.
+  """
   candidates, counts = np.unique(-(-sizes // _MULTIPLE) * _MULTIPLE, return_counts=True)
   if candidates.size > _MAX_CANDIDATES:  # Of many, some are left out evenly, but never the last.
     kept = np.unique(np.linspace(candidates.size - 1, 0, _MAX_CANDIDATES).astype(int))
@@ -168,8 +203,12 @@ def least_padding(sizes: np.ndarray, number: int) -> list[int]:
   # cost[j]: of all sizes below j with the rungs so far, the last of which is candidate j - 1.
   cost = np.where(np.arange(candidates.size + 1) > 0, np.inf, 0.0)
   choices = []
-  padded = (upto[np.newaxis, 1:] - upto[:-1, np.newaxis]) * candidates  # [i, j]: candidates i to j padded to j.
-  padded = np.where(np.arange(candidates.size)[:, np.newaxis] <= np.arange(candidates.size), padded, np.inf)
+  padded = (
+    upto[np.newaxis, 1:] - upto[:-1, np.newaxis]
+  ) * candidates  # [i, j]: candidates i to j padded to j.
+  padded = np.where(
+    np.arange(candidates.size)[:, np.newaxis] <= np.arange(candidates.size), padded, np.inf
+  )
   for _ in range(min(number, candidates.size)):
     whole = cost[:-1, np.newaxis] + padded
     choices.append(np.argmin(whole, 0))
@@ -186,17 +225,21 @@ class BatchOptions:
   """What batches are made of.
 
   Attributes:
-    batch_size: modules of a pack, on average: it takes about so many ops as this number of modules of mean size.
+    batch_size: modules of a pack, on average: it takes about so many ops as this number of
+      modules of mean size.
     configs_per_module: K.
-    config_sampling: how K configs are drawn of a record, see `decoding.sample_configs`. Of those that are not measured
-      any are taken only where the others are fewer than K.
-    shapes: None for packs of any size; n for at most n static shapes, each pack padded to the smallest that fits it.
+    config_sampling: how K configs are drawn of a record, see `decoding.sample_configs`. Of those
+      that are not measured any are taken only where the others are fewer than K.
+    shapes: None for packs of any size; n for at most n static shapes, each pack padded to the
+      smallest that fits it.
     max_ops: the most ops of a pack; None for no limit.
-    oversize: what becomes of a record with more. 'fail' refuses it, 'skip' leaves it out, and 'segment' keeps a range
-      of `max_ops` ops that is drawn anew each epoch, with the edges and configurable ops inside and the runtimes of
+    oversize: what becomes of a record with more. 'fail' refuses it, 'skip' leaves it out, and
+      'segment' keeps a range of `max_ops` ops that is drawn anew each epoch, with the edges and
+      configurable ops inside and the runtimes of
       the whole: https://arxiv.org/abs/2305.12322.
     seed: of the order and of samples.
   """
+
   batch_size: int = 8
   configs_per_module: int = 16
   config_sampling: str = 'uniform'
@@ -212,22 +255,29 @@ class BatchOptions:
         raise errors.InputError('number too small', where=name, found=value, expected='>= 1')
     for name, known in (('config_sampling', decoding.CONFIG_SAMPLINGS), ('oversize', OVERSIZE)):
       if getattr(self, name) not in known:
-        raise errors.InputError(f'unknown {name}', found=repr(getattr(self, name)), expected=' or '.join(known))
+        raise errors.InputError(
+          f'unknown {name}', found=repr(getattr(self, name)), expected=' or '.join(known)
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EpochPlan:
-  """What one input reads in an epoch. Items are records or, where configs come in chunks, chunks of them.
+  """What one input reads in an epoch. Items are records or, where configs come in chunks, chunks
+  of them.
 
   Attributes:
     files: string [F], the shards in the order in which they are read.
     items: int64 [I], numbers of the items in the order of packs.
-    rounds: int64 [R], the round in which each record leaves the pool, in the order in which they are read.
+    rounds: int64 [R], the round in which each record leaves the pool, in the order in which they
+      are read.
     places: int64 [I], of the records of items among those that leave in the same round.
-    round_ends: int64 [W + 1], number of items up to the end of each round and of an empty one after the last.
-    pack_starts: int64 [number of packs + 1], number of items before each pack; packs of padding are at the end.
+    round_ends: int64 [W + 1], number of items up to the end of each round and of an empty one
+      after the last.
+    pack_starts: int64 [number of packs + 1], number of items before each pack; packs of padding
+      are at the end.
     shapes: int64 [G], index of the budget of each global batch.
   """
+
   files: tf.Tensor
   items: tf.Tensor
   rounds: tf.Tensor
@@ -239,7 +289,8 @@ class EpochPlan:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Packed:
-  """An epoch of all inputs, one after the other: F shards, R records, I items, W rounds, P packs, G global batches.
+  """An epoch of all inputs, one after the other: F shards, R records, I items, W rounds, P
+  packs, G global batches.
 
   Attributes:
     files: int64 [F], in the order in which they are read.
@@ -251,6 +302,7 @@ class _Packed:
     totals: int64 [P, 4], sizes of each pack.
     groups: int64 [G, 4], the largest sizes of a pack in each global batch.
   """
+
   files: tf.Tensor
   items: tf.Tensor
   rounds: tf.Tensor
@@ -273,30 +325,49 @@ class Plan:
     block: number of records that are read in a round.
     max_rounds: number of rounds that a record may stay in the pool, that of its block included.
     first_config: int64 [I], of each item; 0 where configs are sampled.
-    budgets: sizes to pad a pack to, ascending; without `options.shapes` one, of which the components only count.
+    budgets: sizes to pad a pack to, ascending; without `options.shapes` one, of which the
+      components only count.
     unmeasured: number of records left out because none of their configs is measured.
     oversize: (module id, ops) of the modules that are larger than `options.max_ops`, largest first.
   """
 
-  def __init__(self, directory: directory_lib.DatasetDirectory, split: str, options: BatchOptions, *, packs: int = 1,
-               replicas: int = 1, num_inputs: int = 1, chunked: bool = False):
-    """Plans batches. The sizes of all records are read for that, once for each `directory` and split.
+  def __init__(
+    self,
+    directory: directory_lib.DatasetDirectory,
+    split: str,
+    options: BatchOptions,
+    *,
+    packs: int = 1,
+    replicas: int = 1,
+    num_inputs: int = 1,
+    chunked: bool = False,
+  ):
+    """Plans batches. The sizes of all records are read for that, once for each `directory` and
+    split.
 
     Raises:
-      InputError: the split is missing, damaged, has nothing to learn from, or fewer shards than there are inputs; or
-        `options` do not allow for a module's size.
+      InputError: the split is missing, damaged, has nothing to learn from, or fewer shards than
+        there are inputs; or `options` do not allow for a module's size.
     """
     for name, value in (('packs', packs), ('replicas', replicas), ('num_inputs', num_inputs)):
       if value < 1:
         raise errors.InputError('number too small', where=name, found=value, expected='>= 1')
     if chunked and options.oversize == 'segment':
-      raise errors.InputError('configs of a whole module wanted', where='oversize', found="'segment'",
-                              expected='fail or skip')
+      raise errors.InputError(
+        'configs of a whole module wanted',
+        where='oversize',
+        found="'segment'",
+        expected='fail or skip',
+      )
     shards = directory.split(split)
     if len(shards.shards) < num_inputs:
-      raise errors.InputError('fewer shards than inputs', path=os.path.join(directory.path, split),
-                              found=f'{len(shards.shards)} shards for {num_inputs} inputs', expected='a shard for each',
-                              fix=f'convert with --num_shards={num_inputs} or more')
+      raise errors.InputError(
+        'fewer shards than inputs',
+        path=os.path.join(directory.path, split),
+        found=f'{len(shards.shards)} shards for {num_inputs} inputs',
+        expected='a shard for each',
+        fix=f'convert with --num_shards={num_inputs} or more',
+      )
     self.directory, self.split, self.options = directory, split, options
     self.packs, self.replicas, self.num_inputs, self.chunked = packs, replicas, num_inputs, chunked
     pool = max(1, _POOL_BYTES * shards.records // max(shards.bytes, 1))
@@ -314,19 +385,27 @@ class Plan:
     record = np.repeat(np.arange(kept.size), self._num_items)  # Of each item.
     if not record.size:
       raise errors.InputError(
-          'nothing to score' if chunked else 'nothing to learn from', path=directory.path, where=split,
-          found=f'{self.unmeasured} of {kept.size} records without runtimes, {len(self.oversize)} modules too large',
-          expected='records with configs' if chunked else 'measured modules',
-          fix='raise --max_ops' if self.oversize else 'choose or convert another split')
+        'nothing to score' if chunked else 'nothing to learn from',
+        path=directory.path,
+        where=split,
+        found=f'{self.unmeasured} of {kept.size} records without runtimes, {len(self.oversize)} modules too large',
+        expected='records with configs' if chunked else 'measured modules',
+        fix='raise --max_ops' if self.oversize else 'choose or convert another split',
+      )
     self._first_item = np.cumsum(self._num_items) - self._num_items
-    self.first_config = (np.arange(record.size) - self._first_item[record]) * options.configs_per_module
+    self.first_config = (
+      np.arange(record.size) - self._first_item[record]
+    ) * options.configs_per_module
     self._sizes = np.concatenate([np.ones((record.size, 1), np.int64), sizes[record]], axis=1)
     self._arrange(found, len(shards.shards))
     self._learn_budgets()
 
   def _arrange(self, found: RecordSizes, num_files: int) -> None:
     """Sets what is the same in all epochs. Everything is in the order of inputs."""
-    self._paths = [os.path.join(self.directory.path, shard.name) for shard in self.directory.split(self.split).shards]
+    self._paths = [
+      os.path.join(self.directory.path, shard.name)
+      for shard in self.directory.split(self.split).shards
+    ]
     self._input_of_file = np.arange(num_files) % self.num_inputs
     self._shard, self._position = found.shard, found.position
     inputs = np.arange(self.num_inputs)
@@ -336,9 +415,13 @@ class Plan:
     self._files_per_input = np.bincount(self._input_of_file, minlength=self.num_inputs)
     self._item_ends = np.concatenate([[0], np.cumsum(items)])
     self._input_of_item = np.repeat(inputs, items)
-    place = np.arange(records.sum()) - np.repeat(np.cumsum(records) - records, records)  # In what the input reads.
+    place = np.arange(records.sum()) - np.repeat(
+      np.cumsum(records) - records, records
+    )  # In what the input reads.
     rounds = -(-records // self.block)
-    self._record_ends, self._round_ends = (np.concatenate([[0], np.cumsum(numbers)]) for numbers in (records, rounds))
+    self._record_ends, self._round_ends = (
+      np.concatenate([[0], np.cumsum(numbers)]) for numbers in (records, rounds)
+    )
     self._first_round = place // self.block + np.repeat(self._round_ends[:-1], records)
     self._last_round = np.repeat(self._round_ends[1:] - 1, records)
 
@@ -365,8 +448,9 @@ class Plan:
     self.budgets = tuple(Budget(*budget) for budget in budgets.tolist())
 
   def _order(self, epoch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The files as they are read; the round of each record, as they are read; the records as they are packed, and the
-    place of each among those of its round."""
+    """The files as they are read; the round of each record, as they are read; the records as
+    they are packed, and the place of each among those of its round.
+    """
 
     def random(number: int, purpose: int, below: int = 1 << 31) -> tf.Tensor:
       if self.chunked:
@@ -374,9 +458,13 @@ class Plan:
       seed = loading.mix(self.options.seed, epoch, purpose)
       return tf.random.stateless_uniform([number], seed, maxval=below, dtype=tf.int64)
 
-    files = tf.argsort((self._input_of_file << 31) + random(self._input_of_file.size, 0), stable=True)
+    files = tf.argsort(
+      (self._input_of_file << 31) + random(self._input_of_file.size, 0), stable=True
+    )
     firsts = np.cumsum(self._files_per_input) - self._files_per_input
-    rank = tf.cast(tf.math.invert_permutation(files), tf.int64) - firsts[self._input_of_file]  # In its input.
+    rank = (
+      tf.cast(tf.math.invert_permutation(files), tf.int64) - firsts[self._input_of_file]
+    )  # In its input.
     # Some files are read by turns, a record of each, then the next ones.
     rank = tf.gather(rank, self._shard)
     turn = self._input_of_file[self._shard] * self._input_of_file.size + rank // CYCLE
@@ -385,10 +473,14 @@ class Plan:
     rounds = tf.constant(self._first_round)
     if self.max_rounds > 1:
       rounds = tf.minimum(rounds + random(rounds.shape[0], 2, self.max_rounds), self._last_round)
-    leaving = tf.math.invert_permutation(tf.argsort(rounds, stable=True))  # As they are read, but round by round.
+    leaving = tf.math.invert_permutation(
+      tf.argsort(rounds, stable=True)
+    )  # As they are read, but round by round.
     shuffled = tf.argsort(rounds * (1 << 31) + random(rounds.shape[0], 1), stable=True)
     ordered = tf.gather(rounds, shuffled)
-    places = tf.cast(tf.gather(leaving, shuffled), tf.int64) - tf.searchsorted(ordered, ordered, out_type=tf.int64)
+    places = tf.cast(tf.gather(leaving, shuffled), tf.int64) - tf.searchsorted(
+      ordered, ordered, out_type=tf.int64
+    )
     return files, rounds, tf.gather(read, shuffled), places
 
   def _pack(self, epoch: tf.Tensor) -> _Packed:
@@ -398,39 +490,66 @@ class Plan:
     first = tf.gather(self._first_item, records) - (ends - numbers)
     items = tf.repeat(first, numbers) + tf.range(len(self._sizes), dtype=tf.int64)
     sizes = tf.ensure_shape(tf.gather(self._sizes, items), self._sizes.shape)
-    is_start = next_fit(sizes, tf.constant(self._limits), tf.constant(self._item_ends[1:][self._input_of_item]))
+    is_start = next_fit(
+      sizes, tf.constant(self._limits), tf.constant(self._item_ends[1:][self._input_of_item])
+    )
     starts = tf.where(is_start)[:, 0]
     totals = tf.math.segment_sum(sizes, tf.cumsum(tf.cast(is_start, tf.int64)) - 1)
     inputs = tf.gather(self._input_of_item, starts)
     packs = tf.math.bincount(tf.cast(inputs, tf.int32), minlength=self.num_inputs, dtype=tf.int64)
-    number = tf.range(tf.shape(starts, tf.int64)[0]) - tf.gather(tf.cumsum(packs, exclusive=True), inputs)
+    number = tf.range(tf.shape(starts, tf.int64)[0]) - tf.gather(
+      tf.cumsum(packs, exclusive=True), inputs
+    )
     group = number // (self.packs * self.replicas)
-    left = tf.math.bincount(tf.cast(rounds, tf.int32), minlength=self._round_ends[-1], dtype=tf.int64)  # In each round.
+    left = tf.math.bincount(
+      tf.cast(rounds, tf.int32), minlength=self._round_ends[-1], dtype=tf.int64
+    )  # In each round.
     return _Packed(
-        files=files, items=items, rounds=rounds, places=tf.repeat(places, numbers),
-        round_ends=tf.gather(tf.pad(ends, [[1, 0]]), tf.cumsum(left)), starts=starts, inputs=inputs, totals=totals,
-        groups=tf.math.unsorted_segment_max(totals, group, tf.reduce_max(group) + 1))
+      files=files,
+      items=items,
+      rounds=rounds,
+      places=tf.repeat(places, numbers),
+      round_ends=tf.gather(tf.pad(ends, [[1, 0]]), tf.cumsum(left)),
+      starts=starts,
+      inputs=inputs,
+      totals=totals,
+      groups=tf.math.unsorted_segment_max(totals, group, tf.reduce_max(group) + 1),
+    )
 
   def _shapes(self, groups: tf.Tensor) -> tf.Tensor:
-    """The smallest budget that each pack of a group fits into, int64 [G]; `groups` as in `_Packed`."""
-    room = np.array([dataclasses.astuple(budget) for budget in self.budgets]) - np.array([1, 1, 0, 0])
+    """The smallest budget that each pack of a group fits into, int64 [G]; `groups` as in
+    `_Packed`.
+    """
+    room = np.array([dataclasses.astuple(budget) for budget in self.budgets]) - np.array(
+      [1, 1, 0, 0]
+    )
     return tf.argmax(tf.reduce_all(groups[:, tf.newaxis] <= room, axis=2), axis=1)
 
   def epoch(self, epoch: tf.Tensor, input_index: int) -> EpochPlan:
     """The plan of an epoch, int64 scalar, for one input; eagerly or in a graph."""
     packed = self._pack(epoch)
     number = tf.shape(packed.groups, tf.int64)[0] * self.packs * self.replicas
-    begin, end = self._item_ends[input_index:input_index + 2].tolist()
-    first, last = self._round_ends[input_index:input_index + 2].tolist()
-    records = slice(*self._record_ends[input_index:input_index + 2].tolist())
+    begin, end = self._item_ends[input_index : input_index + 2].tolist()
+    first, last = self._round_ends[input_index : input_index + 2].tolist()
+    records = slice(*self._record_ends[input_index : input_index + 2].tolist())
     starts = tf.boolean_mask(packed.starts, packed.inputs == input_index) - begin
-    starts = tf.pad(starts, [[0, number + 1 - tf.shape(starts, tf.int64)[0]]], constant_values=end - begin)
+    starts = tf.pad(
+      starts, [[0, number + 1 - tf.shape(starts, tf.int64)[0]]], constant_values=end - begin
+    )
     num_files = np.cumsum(self._files_per_input)
-    files = packed.files[num_files[input_index] - self._files_per_input[input_index]:num_files[input_index]]
+    files = packed.files[
+      num_files[input_index] - self._files_per_input[input_index] : num_files[input_index]
+    ]
     round_ends = tf.concat([packed.round_ends[first:last] - begin, [end - begin]], 0)
-    return EpochPlan(files=tf.gather(self._paths, files), items=packed.items[begin:end],
-                     rounds=packed.rounds[records] - first, places=packed.places[begin:end], round_ends=round_ends,
-                     pack_starts=starts, shapes=self._shapes(packed.groups))
+    return EpochPlan(
+      files=tf.gather(self._paths, files),
+      items=packed.items[begin:end],
+      rounds=packed.rounds[records] - first,
+      places=packed.places[begin:end],
+      round_ends=round_ends,
+      pack_starts=starts,
+      shapes=self._shapes(packed.groups),
+    )
 
   def batches_per_epoch(self, epoch: int) -> int:
     """The number of global batches in an epoch; it differs a little from one to another."""
@@ -440,34 +559,59 @@ class Plan:
     """What packs are like, by those of epoch 0, and what is left out."""
     packed = self._pack(tf.constant(0, tf.int64))
     totals = packed.totals.numpy()
-    text = (f'{len(totals):,} packs of <= {totals[:, _OPS].max():,} ops, {totals[:, 0].mean():.1f} '
-            f'{"chunks" if self.chunked else "modules"} on average')
+    text = (
+      f'{len(totals):,} packs of <= {totals[:, _OPS].max():,} ops, {totals[:, 0].mean():.1f} '
+      f'{"chunks" if self.chunked else "modules"} on average'
+    )
     if self.options.shapes:
       sizes = np.array([budget.ops for budget in self.budgets])
-      padded = sizes[self._shapes(packed.groups).numpy()].sum() * self.packs * self.replicas * self.num_inputs
+      padded = (
+        sizes[self._shapes(packed.groups).numpy()].sum()
+        * self.packs
+        * self.replicas
+        * self.num_inputs
+      )
       text += f', padded to {" or ".join(f"{each:,}" for each in sizes)}: {totals[:, _OPS].sum() / padded:.0%} filled'
     if self.unmeasured:
       text += f'; {self.unmeasured:,} records without runtimes left out'
     if self.oversize:
       treatment = 'left out' if self.options.oversize == 'skip' else 'taken in segments'
-      text += (f'; {len(self.oversize):,} of more than {self.options.max_ops:,} ops {treatment}: '
-               f'{_named(self.oversize)}')
+      text += (
+        f'; {len(self.oversize):,} of more than {self.options.max_ops:,} ops {treatment}: '
+        f'{_named(self.oversize)}'
+      )
     return text
 
 
-def _limited(directory: directory_lib.DatasetDirectory, split: str, options: BatchOptions, sizes: np.ndarray,
-             kept: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[tuple[str, int], ...]]:
-  """Applies `max_ops`: sizes and kept of `RecordSizes` as they are then, and the modules that are too large."""
+def _limited(
+  directory: directory_lib.DatasetDirectory,
+  split: str,
+  options: BatchOptions,
+  sizes: np.ndarray,
+  kept: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, tuple[tuple[str, int], ...]]:
+  """Applies `max_ops`: sizes and kept of `RecordSizes` as they are then, and the modules that
+  are too large.
+  """
   if options.max_ops is None or not (kept & (sizes[:, 0] > options.max_ops)).any():
     return sizes, kept, ()
   large = np.flatnonzero(sizes[:, 0] > options.max_ops)
   found = list(_read_large(directory, split, options.max_ops))
-  modules = {name: int(sizes[record, 0]) for record, (name, *_) in zip(large, found, strict=True) if kept[record]}
+  modules = {
+    name: int(sizes[record, 0])
+    for record, (name, *_) in zip(large, found, strict=True)
+    if kept[record]
+  }
   oversize = tuple(sorted(modules.items(), key=lambda module: (-module[1], module[0])))
   if options.oversize == 'fail':
-    raise errors.InputError('modules too large', path=directory.path, where=split, found=_named(oversize),
-                            expected=f'<= {options.max_ops:,} ops',
-                            fix='raise --max_ops, or train with --oversize=skip or --oversize=segment')
+    raise errors.InputError(
+      'modules too large',
+      path=directory.path,
+      where=split,
+      found=_named(oversize),
+      expected=f'<= {options.max_ops:,} ops',
+      fix='raise --max_ops, or train with --oversize=skip or --oversize=segment',
+    )
   if options.oversize == 'skip':
     kept = kept.copy()
     kept[large] = False
@@ -475,7 +619,10 @@ def _limited(directory: directory_lib.DatasetDirectory, split: str, options: Bat
   sizes = sizes.copy()
   for record, (_, edges, configured) in zip(large, found, strict=True):
     num_ops = int(sizes[record, 0])
-    sizes[record] = [options.max_ops, *(_most_inside(*ends, num_ops, options.max_ops) for ends in (edges, configured))]
+    sizes[record] = [
+      options.max_ops,
+      *(_most_inside(*ends, num_ops, options.max_ops) for ends in (edges, configured)),
+    ]
   return sizes, kept, oversize
 
 
@@ -486,19 +633,31 @@ def _named(oversize: Sequence[tuple[str, int]]) -> str:
 
 
 def _most_inside(low: np.ndarray, high: np.ndarray, num_ops: int, length: int) -> int:
-  """The most edges, between the ops int64 [E] `low` <= `high`, that any range of `length` of the ops has inside."""
-  first, last = np.maximum(high - length + 1, 0), np.minimum(low, num_ops - length)  # Of ranges with the edge inside.
+  """The most edges, between the ops int64 [E] `low` <= `high`, that any range of `length` of the
+  ops has inside.
+  """
+  first, last = (
+    np.maximum(high - length + 1, 0),
+    np.minimum(low, num_ops - length),
+  )  # Of ranges with the edge inside.
   first, last = first[first <= last], last[first <= last]
   changes = np.bincount(first, minlength=num_ops + 2) - np.bincount(last + 1, minlength=num_ops + 2)
   return int(np.cumsum(changes).max())
 
 
-def _read_large(directory: directory_lib.DatasetDirectory, split: str, max_ops: int
-                ) -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]]:
-  """Of each record with more ops, in the order of the shards: module id, ends of edges, and configurable ops twice."""
+def _read_large(
+  directory: directory_lib.DatasetDirectory, split: str, max_ops: int
+) -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]]:
+  """Of each record with more ops, in the order of the shards: module id, ends of edges, and
+  configurable ops twice.
+  """
   ints = tf.io.RaggedFeature(tf.int64, row_splits_dtype=tf.int64)
-  wanted = {'context/module_id': tf.io.FixedLenFeature([], tf.string), 'edges/operand.#source': ints,
-            'edges/operand.#target': ints, 'edges/configures.#target': ints}
+  wanted = {
+    'context/module_id': tf.io.FixedLenFeature([], tf.string),
+    'edges/operand.#source': ints,
+    'edges/operand.#target': ints,
+    'edges/configures.#target': ints,
+  }
   size = {'nodes/op.#size': tf.io.FixedLenFeature([], tf.int64)}
 
   def parse(shard: tf.Tensor, records: tf.Tensor) -> tuple[tf.Tensor, Mapping[str, tf.Tensor]]:
@@ -507,10 +666,19 @@ def _read_large(directory: directory_lib.DatasetDirectory, split: str, max_ops: 
 
   found = []
   for shard, parsed in _over_records(directory, split, parse):
-    source, target, configured = (parsed[f'edges/{name}'] for name in
-                                  ('operand.#source', 'operand.#target', 'configures.#target'))
+    source, target, configured = (
+      parsed[f'edges/{name}']
+      for name in ('operand.#source', 'operand.#target', 'configures.#target')
+    )
     for i, name in enumerate(parsed['context/module_id'].numpy()):
       ends = np.stack([source[i].numpy(), target[i].numpy()])
-      found.append((int(shard), name.decode(), (ends.min(axis=0), ends.max(axis=0)), (configured[i].numpy(),) * 2))
+      found.append(
+        (
+          int(shard),
+          name.decode(),
+          (ends.min(axis=0), ends.max(axis=0)),
+          (configured[i].numpy(),) * 2,
+        )
+      )
   for _, *large in sorted(found, key=lambda each: each[0]):
     yield tuple(large)

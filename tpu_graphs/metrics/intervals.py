@@ -1,8 +1,10 @@
 """How sure a mean over modules is: bootstrap intervals, and the paired comparison of two runs.
 
-Modules are resampled, not configs: what is asked is how the metric would be on other modules of the same kind.
-Intervals are bias-corrected and accelerated (BCa; Efron, Better bootstrap confidence intervals, 1987), since metrics of
-modules are skewed: few are far off. They do not tell how another training of the same model would turn out.
+Modules are resampled, not configs: what is asked is how the metric would be on other modules of
+the same kind. Intervals are bias-corrected and accelerated (BCa; Efron, Better bootstrap
+confidence intervals, 1987), since metrics of
+modules are skewed: few are far off. They do not tell how another training of the same model
+would turn out.
 """
 
 from __future__ import annotations
@@ -31,16 +33,23 @@ class BootstrapOptions:
     resamples: how many.
     seed: of the resamples.
   """
+
   confidence: float = 0.95
   resamples: int = 10_000
   seed: int = 0
 
   def __post_init__(self):
     if not 0 < self.confidence < 1:
-      raise errors.InputError('number out of range', where='confidence', found=self.confidence,
-                              expected='more than 0, less than 1')
+      raise errors.InputError(
+        'number out of range',
+        where='confidence',
+        found=self.confidence,
+        expected='more than 0, less than 1',
+      )
     if self.resamples < 1:
-      raise errors.InputError('number out of range', where='resamples', found=self.resamples, expected='>= 1')
+      raise errors.InputError(
+        'number out of range', where='resamples', found=self.resamples, expected='>= 1'
+      )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,6 +63,7 @@ class Interval:
     num_modules: number of modules where the metric is defined.
     undefined: number of the others, which are left out.
   """
+
   mean: float | None
   low: float | None
   high: float | None
@@ -69,10 +79,12 @@ class Comparison:
     wins: number of modules on which the first run is better.
     losses: number of modules on which the second run is better.
     ties: number of modules on which they are equal.
-    difference: mean of first - second over the modules, and its interval. For errors, below 0 is better.
-    p_value: of the sign test: how likely wins and losses are at least as unequal if both runs were equally good; None
-      where there are neither.
+    difference: mean of first - second over the modules, and its interval. For errors, below 0 is
+      better.
+    p_value: of the sign test: how likely wins and losses are at least as unequal if both runs
+      were equally good; None where there are neither.
   """
+
   wins: int
   losses: int
   ties: int
@@ -90,6 +102,7 @@ class PairedComparison:
     only_second: modules that only the second run has, which are left out.
     metrics: name -> comparison.
   """
+
   num_modules: int
   only_first: tuple[str, ...]
   only_second: tuple[str, ...]
@@ -113,39 +126,66 @@ def of_mean(values: np.ndarray, options: BootstrapOptions = BootstrapOptions()) 
   return Interval(mean=mean, low=low, high=high, num_modules=n, undefined=values.size - n)
 
 
-def of_table(table: module_table.ModuleTable, options: BootstrapOptions = BootstrapOptions()) -> dict[str, Interval]:
+def of_table(
+  table: module_table.ModuleTable, options: BootstrapOptions = BootstrapOptions()
+) -> dict[str, Interval]:
   """Metric -> its mean over the modules and its interval."""
   return {name: of_mean(column, options) for name, column in table.values.items()}
 
 
-def compare(first: module_table.ModuleTable, second: module_table.ModuleTable,
-            options: BootstrapOptions = BootstrapOptions()) -> PairedComparison:
+def compare(
+  first: module_table.ModuleTable,
+  second: module_table.ModuleTable,
+  options: BootstrapOptions = BootstrapOptions(),
+) -> PairedComparison:
   """Compares two runs over the modules that both have.
 
   Raises:
-    InputError: there are none, the metrics differ, or a module was judged by another number of configs.
+    InputError: there are none, the metrics differ, or a module was judged by another number of
+      configs.
   """
   if first.values.keys() != second.values.keys():
-    raise errors.InputError('different metrics', found=', '.join(second.values), expected=', '.join(first.values),
-                            fix='evaluate both runs in the same way')
-  row_of = [{module_id: row for row, module_id in enumerate(table.module_ids)} for table in (first, second)]
+    raise errors.InputError(
+      'different metrics',
+      found=', '.join(second.values),
+      expected=', '.join(first.values),
+      fix='evaluate both runs in the same way',
+    )
+  row_of = [
+    {module_id: row for row, module_id in enumerate(table.module_ids)} for table in (first, second)
+  ]
   common = sorted(row_of[0].keys() & row_of[1].keys())
   if not common:
-    raise errors.InputError('no module in common', found=errors.some(second.module_ids),
-                            expected=errors.some(first.module_ids),
-                            fix='evaluate both runs on the same split')
+    raise errors.InputError(
+      'no module in common',
+      found=errors.some(second.module_ids),
+      expected=errors.some(first.module_ids),
+      fix='evaluate both runs on the same split',
+    )
   only = [tuple(sorted(rows.keys() - common)) for rows in row_of]
-  first, second = (table.select([rows[module_id] for module_id in common])
-                   for table, rows in zip((first, second), row_of, strict=True))
+  first, second = (
+    table.select([rows[module_id] for module_id in common])
+    for table, rows in zip((first, second), row_of, strict=True)
+  )
   differs = first.num_configs != second.num_configs
   if differs.any():
     row = int(np.argmax(differs))
-    raise errors.InputError('judged by other configs', where=common[row], found=f'{second.num_configs[row]} configs',
-                            expected=first.num_configs[row], fix='evaluate both runs with the same --config_indices')
+    raise errors.InputError(
+      'judged by other configs',
+      where=common[row],
+      found=f'{second.num_configs[row]} configs',
+      expected=first.num_configs[row],
+      fix='evaluate both runs with the same --config_indices',
+    )
   return PairedComparison(
-      num_modules=len(common), only_first=only[0], only_second=only[1],
-      metrics={name: _compare(column - second.values[name], metrics.higher_is_better(name), options)
-               for name, column in first.values.items()})
+    num_modules=len(common),
+    only_first=only[0],
+    only_second=only[1],
+    metrics={
+      name: _compare(column - second.values[name], metrics.higher_is_better(name), options)
+      for name, column in first.values.items()
+    },
+  )
 
 
 def sign_test(wins: int, losses: int) -> float | None:
@@ -160,26 +200,36 @@ def sign_test(wins: int, losses: int) -> float | None:
   return min(1.0, 2 * total / 2**n)
 
 
-def _compare(difference: np.ndarray, higher_is_better: bool, options: BootstrapOptions) -> Comparison:
+def _compare(
+  difference: np.ndarray, higher_is_better: bool, options: BootstrapOptions
+) -> Comparison:
   above, below = int((difference > 0).sum()), int((difference < 0).sum())
   wins, losses = (above, below) if higher_is_better else (below, above)
-  return Comparison(wins=wins, losses=losses, ties=int((difference == 0).sum()),
-                    difference=of_mean(difference, options), p_value=sign_test(wins, losses))
+  return Comparison(
+    wins=wins,
+    losses=losses,
+    ties=int((difference == 0).sum()),
+    difference=of_mean(difference, options),
+    p_value=sign_test(wins, losses),
+  )
 
 
 def _bca(deviations: np.ndarray, options: BootstrapOptions) -> np.ndarray:
-  """Ends of the interval of the mean, less the mean, float64 [2], from the deviations from it, float64 [n]."""
+  """Ends of the interval of the mean, less the mean, float64 [2], from the deviations from it,
+  float64 [n].
+  """
   largest = np.abs(deviations).max()
   if not largest:
     return np.zeros(2)
   means = _resampled_means(deviations, options)
-  # Resamples that hold each module once have the mean itself, but for rounding; they count half, as ties do.
+  # Resamples that hold each module once have the mean itself, but for rounding; they count half, as
+  # ties do.
   rounding = 1e-12 * largest
   below = ((means < -rounding).sum() + (np.abs(means) <= rounding).sum() / 2) / means.size
   normal = statistics.NormalDist()
   bias = normal.inv_cdf(min(max(below, 0.5 / means.size), 1 - 0.5 / means.size))
   # By the jackknife, which for a mean needs no resamples.
-  acceleration = (deviations**3).sum() / (6 * (deviations**2).sum()**1.5)
+  acceleration = (deviations**3).sum() / (6 * (deviations**2).sum() ** 1.5)
   shares = []
   for share in ((1 - options.confidence) / 2, (1 + options.confidence) / 2):
     shifted = bias + normal.inv_cdf(share)
@@ -192,5 +242,9 @@ def _resampled_means(values: np.ndarray, options: BootstrapOptions) -> np.ndarra
   rng = np.random.default_rng(options.seed)
   n = values.size
   rows = max(1, _BLOCK // n)
-  return np.concatenate([values[rng.integers(n, size=(min(rows, options.resamples - start), n))].mean(axis=1)
-                         for start in range(0, options.resamples, rows)])
+  return np.concatenate(
+    [
+      values[rng.integers(n, size=(min(rows, options.resamples - start), n))].mean(axis=1)
+      for start in range(0, options.resamples, rows)
+    ]
+  )

@@ -9,8 +9,9 @@ from typing import Any
 
 from tpu_graphs.metrics import metrics
 
-# What ends the names of modules of measured programs: '_', a fingerprint of 64 bits in hexadecimal digits, which may be
-# negative and lack zeros in front, and the number of a program seen before. Not so short that '_32' or '_bf16' is one.
+# What ends the names of modules of measured programs: '_', a fingerprint of 64 bits in hexadecimal
+# digits, which may be negative and lack zeros in front, and the number of a program seen before.
+# Not so short that '_32' or '_bf16' is one.
 _FINGERPRINT = re.compile(r'(?<=.)_-?[0-9a-f]{10,16}(\.\d+)?\Z')
 
 
@@ -18,9 +19,9 @@ def program_of(module_id: str) -> str:
   """The program that a module is part of, by its name.
 
   That is the name without the fingerprint at its end: 'resnet50.4x4.fp16_-342c949e14733d96' and
-  'resnet50.4x4.fp16_426e203f19335d17' are kernels of the program 'resnet50.4x4.fp16'. A module whose name does not end
-  with a fingerprint is a program of its own, such as 'unet_3d.4x4.bf16' of a layout collection, and the modules of the
-  public test splits, whose names are digests.
+  'resnet50.4x4.fp16_426e203f19335d17' are kernels of the program 'resnet50.4x4.fp16'. A module
+  whose name does not end with a fingerprint is a program of its own, such as 'unet_3d.4x4.bf16'
+  of a layout collection, and the modules of the public test splits, whose names are digests.
   """
   return _FINGERPRINT.sub('', module_id)
 

@@ -1,4 +1,5 @@
-"""What a dataset's node features are beyond the published form: the filler of layouts, and columns of a user's own.
+"""What a dataset's node features are beyond the published form: the filler of layouts, and
+columns of a user's own.
 
 ```
 @feature_choices.node_features('op_cost', columns=['flops', 'bytes'])
@@ -24,8 +25,8 @@ from tpu_graphs import errors
 from tpu_graphs.modules import features
 from tpu_graphs.modules import module as module_lib
 
-# Takes a module, and the serialized HloModuleProto that it was read from (None where the source is an npz file).
-# Returns numbers [N, number of columns].
+# Takes a module, and the serialized HloModuleProto that it was read from (None where the source is
+# an npz file). Returns numbers [N, number of columns].
 Function = Callable[[module_lib.Module, bytes | None], np.ndarray]
 
 LAYOUT_PADDINGS = (0, -1)
@@ -35,16 +36,18 @@ LAYOUT_PADDINGS = (0, -1)
 class NodeFeatures:
   """Node features of a user's own: a function and what its columns are called.
 
-  Two are equal if name, columns and source are. Pickles hold the source, so a worker imports the function for itself.
+  Two are equal if name, columns and source are. Pickles hold the source, so a worker imports the
+  function for itself.
 
   Attributes:
     name: distinct among those of a dataset.
     columns: names of the columns.
-    source: 'package.module:attribute', where this object is found again; None if nowhere. Then it serves within this
-      program, but cannot be recorded with a dataset.
-    function: see `Function`; it must give the same numbers for the same module. None where this object was read from a
-      record: `resolve` looks it up.
+    source: 'package.module:attribute', where this object is found again; None if nowhere. Then
+      it serves within this program, but cannot be recorded with a dataset.
+    function: see `Function`; it must give the same numbers for the same module. None where this
+      object was read from a record: `resolve` looks it up.
   """
+
   name: str
   columns: tuple[str, ...]
   source: str | None = None
@@ -52,18 +55,31 @@ class NodeFeatures:
 
   def __post_init__(self):
     if isinstance(self.columns, str):
-      raise errors.InputError('one name in place of several', where='columns', found=repr(self.columns),
-                              expected='a list of names')
+      raise errors.InputError(
+        'one name in place of several',
+        where='columns',
+        found=repr(self.columns),
+        expected='a list of names',
+      )
     object.__setattr__(self, 'columns', tuple(self.columns))
     for where, names in (('name', (self.name,)), ('columns', self.columns)):
-      if not names or not all(isinstance(name, str) and name and module_lib.is_unicode(name) for name in names):
-        raise errors.InputError('extra features without a proper name', where=where, found=ascii(names),
-                                expected='names of at least one character')
+      if not names or not all(
+        isinstance(name, str) and name and module_lib.is_unicode(name) for name in names
+      ):
+        raise errors.InputError(
+          'extra features without a proper name',
+          where=where,
+          found=ascii(names),
+          expected='names of at least one character',
+        )
     if len(set(self.columns)) < len(self.columns):
-      raise errors.InputError('repeated column', where=self.name, found=', '.join(self.columns),
-                              expected='distinct names')
+      raise errors.InputError(
+        'repeated column', where=self.name, found=', '.join(self.columns), expected='distinct names'
+      )
     if self.function is None and self.source is None:
-      raise errors.InputError('extra features without a function', where=self.name, expected='a function or a source')
+      raise errors.InputError(
+        'extra features without a function', where=self.name, expected='a function or a source'
+      )
 
   def __getstate__(self):
     return {**self.__dict__, 'function': None if self.source else self.function}
@@ -81,46 +97,71 @@ class NodeFeatures:
       return self
     found = load(str(self.source))
     if found != self:
-      raise errors.InputError('extra features have changed', where=self.source, found=found, expected=self,
-                              fix='restore the recorded ones, or convert and train again')
+      raise errors.InputError(
+        'extra features have changed',
+        where=self.source,
+        found=found,
+        expected=self,
+        fix='restore the recorded ones, or convert and train again',
+      )
     return found
 
   def compute(self, module: module_lib.Module, hlo: bytes | None) -> np.ndarray:
     """The features of a module's ops, float32 [N, number of columns].
 
     Raises:
-      InputError: the function cannot be loaded, raises, or returns anything but finite numbers of this shape.
+      InputError: the function cannot be loaded, raises, or returns anything but finite numbers
+        of this shape.
     """
     function = self.resolve().function
     where = f'{self.source or self.name} for module {module.module_id!r}'
     try:
       values = np.asarray(function(module, hlo))  # type: ignore[misc]  # Resolved.
     except Exception as error:
-      raise errors.InputError('extra features failed', where=where, found=_describe(error),
-                              fix='mend the function') from error
+      raise errors.InputError(
+        'extra features failed', where=where, found=_describe(error), fix='mend the function'
+      ) from error
     shape = (module.num_ops, len(self.columns))
     if values.shape != shape:
-      raise errors.InputError('extra features of wrong shape', where=where, found=list(values.shape),
-                              expected=f'{list(shape)}: ops, columns')
+      raise errors.InputError(
+        'extra features of wrong shape',
+        where=where,
+        found=list(values.shape),
+        expected=f'{list(shape)}: ops, columns',
+      )
     if values.dtype.kind not in 'fiub':
-      raise errors.InputError('extra features of wrong dtype', where=where, found=values.dtype, expected='float32')
+      raise errors.InputError(
+        'extra features of wrong dtype', where=where, found=values.dtype, expected='float32'
+      )
     with np.errstate(over='ignore'):  # Beyond float32 it becomes inf.
       result = values.astype(np.float32)
     if not np.isfinite(result).all():
       op, column = np.argwhere(~np.isfinite(result))[0]
-      raise errors.InputError('extra features not finite', where=f'{where}, op {op}, {self.columns[column]}',
-                              found=values[op, column], expected='a finite float32')
+      raise errors.InputError(
+        'extra features not finite',
+        where=f'{where}, op {op}, {self.columns[column]}',
+        found=values[op, column],
+        expected='a finite float32',
+      )
     return result
 
 
 def node_features(name: str, *, columns: Iterable[str]) -> Callable[[Function], NodeFeatures]:
-  """Decorator that makes a function at the top of a module into `NodeFeatures`; see the docstring of this file."""
+  """Decorator that makes a function at the top of a module into `NodeFeatures`; see the
+  docstring of this file.
+  """
 
   def decorate(function: Function) -> NodeFeatures:
     path = f'{function.__module__}:{function.__qualname__}'
-    importable = function.__module__ != '__main__' and '<' not in path  # As in '<locals>' and '<lambda>'.
-    return NodeFeatures(name=name, columns=columns, source=path if importable else None,  # type: ignore[arg-type]
-                        function=function)
+    importable = (
+      function.__module__ != '__main__' and '<' not in path
+    )  # As in '<locals>' and '<lambda>'.
+    return NodeFeatures(
+      name=name,
+      columns=columns,
+      source=path if importable else None,  # type: ignore[arg-type]
+      function=function,
+    )
 
   return decorate
 
@@ -136,26 +177,42 @@ def load(source: str) -> NodeFeatures:
   """
   module_name, _, attribute = source.partition(':')
   if not (module_name and attribute):
-    raise errors.InputError('extra features wrongly named', found=repr(source), expected="'package.module:attribute'")
+    raise errors.InputError(
+      'extra features wrongly named', found=repr(source), expected="'package.module:attribute'"
+    )
   if not {'', os.getcwd()} & set(sys.path):
     sys.path.append(os.getcwd())  # Neither an installed command nor `python folder/file.py` has it.
   try:
     module = importlib.import_module(module_name)
   except Exception as error:
-    missing = isinstance(error, ModuleNotFoundError) and f'{module_name}.'.startswith(f'{error.name}.')
-    raise errors.InputError('extra features cannot be imported', where=source,
-                            found=_describe(error),
-                            fix='run where it can be imported, or put its folder on the PYTHONPATH' if missing else
-                            'mend that module') from error
+    missing = isinstance(error, ModuleNotFoundError) and f'{module_name}.'.startswith(
+      f'{error.name}.'
+    )
+    raise errors.InputError(
+      'extra features cannot be imported',
+      where=source,
+      found=_describe(error),
+      fix='run where it can be imported, or put its folder on the PYTHONPATH'
+      if missing
+      else 'mend that module',
+    ) from error
   try:
     found = operator.attrgetter(attribute)(module)
   except AttributeError as error:
     names = [name for name, value in vars(module).items() if isinstance(value, NodeFeatures)]
-    raise errors.InputError('no such extra features', where=source, found=f'no {attribute} in {module.__file__}',
-                            expected=' or '.join(names) or None) from error
+    raise errors.InputError(
+      'no such extra features',
+      where=source,
+      found=f'no {attribute} in {module.__file__}',
+      expected=' or '.join(names) or None,
+    ) from error
   if not isinstance(found, NodeFeatures):
-    raise errors.InputError('no extra features', where=source, found=f'an object of type {type(found).__name__}',
-                            expected='a function under @feature_choices.node_features')
+    raise errors.InputError(
+      'no extra features',
+      where=source,
+      found=f'an object of type {type(found).__name__}',
+      expected='a function under @feature_choices.node_features',
+    )
   return dataclasses.replace(found.resolve(), source=source)
 
 
@@ -167,18 +224,28 @@ def _describe(error: BaseException) -> str:
 def pad_layouts(node_feat: np.ndarray) -> None:
   """Turns the padding of layouts in node features of the published form from 0 into -1, in place.
 
-  A layout lists each of 0 to rank - 1 once, so its largest value tells how many places are used. Where all are 0, the
-  shape tells the layout of one dimension from none: a single dimension equals both the sum and the product, and the
-  product of no dimension is 1. So every shape with a layout comes out as from its HLO. Of those without, two look as if
-  they had the layout of one dimension and count as that: a single dimension, and several that are all 0.
+  A layout lists each of 0 to rank - 1 once, so its largest value tells how many places are used.
+  Where all are 0, the
+  shape tells the layout of one dimension from none: a single dimension equals both the sum and
+  the product, and the product of no dimension is 1. So every shape with a layout comes out as
+  from its HLO. Of those without, two look as if
+  they had the layout of one dimension and count as that: a single dimension, and several that
+  are all 0.
 
   Args:
     node_feat: float [N, 140].
   """
-  layout, dimensions = _columns(node_feat, 'layout_minor_to_major_0'), _columns(node_feat, 'shape_dimensions_0')
-  total, product = (_columns(node_feat, f'shape_dimensions_{name}')[:, 0] for name in ('sum', 'product'))
+  layout, dimensions = (
+    _columns(node_feat, 'layout_minor_to_major_0'),
+    _columns(node_feat, 'shape_dimensions_0'),
+  )
+  total, product = (
+    _columns(node_feat, f'shape_dimensions_{name}')[:, 0] for name in ('sum', 'product')
+  )
   largest = layout.max(axis=1, initial=0)
-  one_dimension = (dimensions[:, 0] == total) & (dimensions[:, 0] == product) & ~dimensions[:, 1:].any(axis=1)
+  one_dimension = (
+    (dimensions[:, 0] == total) & (dimensions[:, 0] == product) & ~dimensions[:, 1:].any(axis=1)
+  )
   used = np.where(largest > 0, largest + 1, one_dimension)
   layout[np.arange(features.LAYOUT_DIMENSIONS) >= used[:, np.newaxis]] = -1
 
@@ -195,7 +262,7 @@ def unpad_layouts(node_feat: np.ndarray) -> np.ndarray:
 def _columns(node_feat: np.ndarray, first: str) -> np.ndarray:
   """The columns of up to six dimensions from the one named `first` on, a view [N, 6]."""
   column = features.node_feature_names().index(first)
-  return node_feat[:, column:column + features.LAYOUT_DIMENSIONS]
+  return node_feat[:, column : column + features.LAYOUT_DIMENSIONS]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,22 +270,31 @@ class FeatureChoices:
   """How the features of a dataset's ops are made.
 
   Attributes:
-    layout_padding: fills the unused ones of the six columns `layout_minor_to_major_*`. 0 is the published form; -1
-      tells "no dimension" from "dimension 0".
+    layout_padding: fills the unused ones of the six columns `layout_minor_to_major_*`. 0 is the
+      published form; -1 tells "no dimension" from "dimension 0".
     extra: features of a user's own. They see `node_feat` with the padding chosen.
   """
+
   layout_padding: int = 0
   extra: tuple[NodeFeatures, ...] = ()
 
   def __post_init__(self):
     if type(self.layout_padding) is not int or self.layout_padding not in LAYOUT_PADDINGS:
-      raise errors.InputError('unknown padding', where='layout_padding', found=repr(self.layout_padding),
-                              expected=' or '.join(map(str, LAYOUT_PADDINGS)))
+      raise errors.InputError(
+        'unknown padding',
+        where='layout_padding',
+        found=repr(self.layout_padding),
+        expected=' or '.join(map(str, LAYOUT_PADDINGS)),
+      )
     object.__setattr__(self, 'extra', tuple(self.extra))
     names = [extra.name for extra in self.extra]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
-      raise errors.InputError('extra features of the same name', where='extra_features', found=repeated[0],
-                              expected='distinct names')
+      raise errors.InputError(
+        'extra features of the same name',
+        where='extra_features',
+        found=repeated[0],
+        expected='distinct names',
+      )
 
   def __str__(self) -> str:
     extra = '; '.join(map(str, self.extra)) or 'none'
@@ -262,25 +338,38 @@ class FeatureChoices:
     for extra in self.extra:
       if extra.source is None:
         raise errors.InputError(
-            'extra features that cannot be imported', where=extra.name, found='a function of this program alone',
-            expected='a function at the top of a module', fix='move it into a file of its own')
+          'extra features that cannot be imported',
+          where=extra.name,
+          found='a function of this program alone',
+          expected='a function at the top of a module',
+          fix='move it into a file of its own',
+        )
       if extra.function is not None:
         dataclasses.replace(extra, function=None).resolve()
-    return {'layout_padding': self.layout_padding,
-            'extra_features': [{'name': extra.name, 'columns': list(extra.columns), 'source': extra.source}
-                               for extra in self.extra]}
+    return {
+      'layout_padding': self.layout_padding,
+      'extra_features': [
+        {'name': extra.name, 'columns': list(extra.columns), 'source': extra.source}
+        for extra in self.extra
+      ],
+    }
 
   @classmethod
   def from_json(cls, content: Mapping[str, Any]) -> FeatureChoices:
-    """Reads what `to_json` gave, among other things; what is missing has its default. Functions are not loaded yet.
+    """Reads what `to_json` gave, among other things; what is missing has its default. Functions
+    are not loaded yet.
 
     Raises:
       InputError: a value or name cannot be.
       TypeError: the content is of another structure.
     """
-    return cls(content.get('layout_padding', 0),
-               tuple(NodeFeatures(name=extra['name'], columns=extra['columns'], source=extra['source'])
-                     for extra in content.get('extra_features', ())))
+    return cls(
+      content.get('layout_padding', 0),
+      tuple(
+        NodeFeatures(name=extra['name'], columns=extra['columns'], source=extra['source'])
+        for extra in content.get('extra_features', ())
+      ),
+    )
 
 
 PUBLISHED = FeatureChoices()

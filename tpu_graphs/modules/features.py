@@ -18,13 +18,16 @@ NUM_LAYOUT_FEATURES = 18
 NUM_OPCODES = 121  # Ids 0 (unknown) to 120.
 UNKNOWN_OPCODE = 0
 
-# A layout config holds, per configurable op, the layout of these tensors, each as up to six dimensions, minor to major.
+# A layout config holds, per configurable op, the layout of these tensors, each as up to six
+# dimensions, minor to major.
 LAYOUT_TENSORS = ('output', 'input', 'kernel')
 LAYOUT_DIMENSIONS = 6
 
 
 def _table(name: str) -> list[dict[str, str]]:
-  text = importlib.resources.files('tpu_graphs').joinpath(f'tables/{name}').read_text(encoding='utf-8')
+  text = (
+    importlib.resources.files('tpu_graphs').joinpath(f'tables/{name}').read_text(encoding='utf-8')
+  )
   return list(csv.DictReader(text.splitlines()))
 
 
@@ -43,13 +46,17 @@ def tile_feature_names() -> tuple[str, ...]:
 @functools.cache
 def layout_feature_names() -> tuple[str, ...]:
   """The 18 names of the last axis of `Module.node_config_feat`."""
-  return tuple(f'{tensor}_layout_{i}' for tensor in LAYOUT_TENSORS for i in range(LAYOUT_DIMENSIONS))
+  return tuple(
+    f'{tensor}_layout_{i}' for tensor in LAYOUT_TENSORS for i in range(LAYOUT_DIMENSIONS)
+  )
 
 
 @functools.cache
 def opcodes() -> dict[str, int]:
   """Opcode name -> id, 1 to 120. A name that is missing here has the id `UNKNOWN_OPCODE`."""
-  return {row['name']: int(row['id']) for row in _table('opcodes.csv') if row['status'] != 'unknown'}
+  return {
+    row['name']: int(row['id']) for row in _table('opcodes.csv') if row['status'] != 'unknown'
+  }
 
 
 @functools.cache

@@ -3,7 +3,8 @@
 ```
 module = reduction.keep_hops(npz.load('unet3d.npz'), 2, rest='summary')
 ```
-A config decides the time of the ops that it configures, and of those around them that are given other layouts by it.
+A config decides the time of the ops that it configures, and of those around them that are given
+other layouts by it.
 """
 
 from __future__ import annotations
@@ -25,17 +26,21 @@ def check(hops: int, rest: str) -> None:
   if hops < 0:
     raise errors.InputError('too few hops', where='hops', found=hops, expected='>= 0')
   if rest not in RESTS:
-    raise errors.InputError('unknown way to reduce', where='rest', found=repr(rest), expected=' or '.join(RESTS))
+    raise errors.InputError(
+      'unknown way to reduce', where='rest', found=repr(rest), expected=' or '.join(RESTS)
+    )
 
 
 def keep_hops(module: module_lib.Module, hops: int, *, rest: str = 'drop') -> module_lib.Module:
-  """`module` with only those ops that are at most `hops` edges, in either direction, away from a configurable op.
+  """`module` with only those ops that are at most `hops` edges, in either direction, away from a
+  configurable op.
 
-  Ops and edges keep their order, and ops their `computation`. With `rest='summary'`, all other ops of a computation
-  become one, in the place of the first of them. Its opcode is 0 (unknown). Each of its features is such that
-  sign(x) * log1p(|x|), which is what models look at, is the mean over the ops that became it. (Where these are zeros
-  and ones, it grows with the share p of ones from 0 to 1, as 2**p - 1.) The edges between these ops and all others
-  become its own, each pair of ops once; those among them are gone.
+  Ops and edges keep their order, and ops their `computation`. With `rest='summary'`, all other
+  ops of a computation become one, in the place of the first of them. Its opcode is 0 (unknown).
+  Each of its features is such that sign(x) * log1p(|x|), which is what models look at, is the
+  mean over the ops that became it. (Where these are zeros and ones, it grows with the share p of
+  ones from 0 to 1, as 2**p - 1.) The edges between these ops and all others become its own, each
+  pair of ops once; those among them are gone.
 
   Args:
     module: a layout module.
@@ -43,38 +48,57 @@ def keep_hops(module: module_lib.Module, hops: int, *, rest: str = 'drop') -> mo
     rest: what becomes of the other ops, one of `RESTS`.
 
   Returns:
-    The module itself if no op is left out. Else `unknown_opcodes` is empty if an op left out has the opcode 0: whose
-    the names are is not known. Configs and all else stay as they are.
+    The module itself if no op is left out. Else `unknown_opcodes` is empty if an op left out has
+    the opcode 0: whose the names are is not known. Configs and all else stay as they are.
 
   Raises:
-    InputError: the module has no configurable ops (a tile module never has), or an argument is out of range.
+    InputError: the module has no configurable ops (a tile module never has), or an argument is
+      out of range.
   """
   check(hops, rest)
   if not module.num_config_ops:
-    raise errors.InputError('no configurable ops to keep', where=module.module_id, found=f'a {module.kind} module',
-                            expected='a layout module with configurable ops', fix='leave its graph as it is')
+    raise errors.InputError(
+      'no configurable ops to keep',
+      where=module.module_id,
+      found=f'a {module.kind} module',
+      expected='a layout module with configurable ops',
+      fix='leave its graph as it is',
+    )
   kept = _near(module, hops)
   others = np.flatnonzero(~kept)
   if not others.size:
     return module
-  stands, becomes = kept.copy(), np.arange(module.num_ops)  # Which ops have a successor in their place, and which.
+  stands, becomes = (
+    kept.copy(),
+    np.arange(module.num_ops),
+  )  # Which ops have a successor in their place, and which.
   if rest == 'summary':
     _, first, group = np.unique(module.computation[others], return_index=True, return_inverse=True)
     summaries = others[first]
     stands[summaries] = True
     becomes[others] = summaries[group]
-  index = np.concatenate([[0], np.cumsum(stands)])  # Of each op in the result; number N would be the next.
+  index = np.concatenate(
+    [[0], np.cumsum(stands)]
+  )  # Of each op in the result; number N would be the next.
   edges = becomes[module.edge_index]
   edges = _merged(edges[stands[edges].all(axis=1)], kept)
-  arrays = {name: getattr(module, name)[stands] for name in ('node_opcode', 'node_feat', 'extra_feat', 'computation')}
+  arrays = {
+    name: getattr(module, name)[stands]
+    for name in ('node_opcode', 'node_feat', 'extra_feat', 'computation')
+  }
   if rest == 'summary':
     arrays['node_opcode'][index[summaries]] = features.UNKNOWN_OPCODE
     for name in ('node_feat', 'extra_feat'):
       arrays[name][index[summaries]] = _mean(getattr(module, name), others, group)
   unknown_left_out = (module.node_opcode[others] == features.UNKNOWN_OPCODE).any()
   return dataclasses.replace(
-      module, **arrays, edge_index=index[edges], node_config_ids=index[module.node_config_ids],
-      node_splits=index[module.node_splits], unknown_opcodes={} if unknown_left_out else module.unknown_opcodes)
+    module,
+    **arrays,
+    edge_index=index[edges],
+    node_config_ids=index[module.node_config_ids],
+    node_splits=index[module.node_splits],
+    unknown_opcodes={} if unknown_left_out else module.unknown_opcodes,
+  )
 
 
 def _near(module: module_lib.Module, hops: int) -> np.ndarray:
@@ -88,7 +112,9 @@ def _near(module: module_lib.Module, hops: int) -> np.ndarray:
   counts = np.bincount(ends[:, 0], minlength=module.num_ops)
   starts = np.cumsum(counts) - counts
   reached = np.flatnonzero(near)
-  for _ in range(hops):  # All that is done in a hop is in proportion to the edges at the ops that it starts from.
+  for _ in range(
+    hops
+  ):  # All that is done in a hop is in proportion to the edges at the ops that it starts from.
     number = counts[reached]
     first = starts[reached] - (np.cumsum(number) - number)
     reached = neighbours[np.repeat(first, number) + np.arange(number.sum())]
@@ -100,7 +126,9 @@ def _near(module: module_lib.Module, hops: int) -> np.ndarray:
 
 
 def _merged(edges: np.ndarray, kept: np.ndarray) -> np.ndarray:
-  """`edges`, int64 [E, 2], with those at any op that is not `kept`, bool [N], only once and not from it to itself."""
+  """`edges`, int64 [E, 2], with those at any op that is not `kept`, bool [N], only once and not
+  from it to itself.
+  """
   merged = ~kept[edges].all(axis=1)
   which = np.flatnonzero(merged & (edges[:, 0] != edges[:, 1]))
   _, first = np.unique(edges[which] @ [kept.size, 1], return_index=True)
@@ -125,10 +153,15 @@ def _mean(feat: np.ndarray, rows: np.ndarray, group: np.ndarray) -> np.ndarray:
   rows, group, counts = rows[order], group[order], np.bincount(group)
   sums = np.zeros((counts.size, columns))
   for start in range(0, rows.size, _BLOCK_ROWS):
-    block, owner = feat[rows[start:start + _BLOCK_ROWS]].reshape(-1), group[start:start + _BLOCK_ROWS]
+    block, owner = (
+      feat[rows[start : start + _BLOCK_ROWS]].reshape(-1),
+      group[start : start + _BLOCK_ROWS],
+    )
     nonzero = np.flatnonzero(block)  # Most values are 0.
     place = ((owner - owner[0])[:, np.newaxis] * columns + np.arange(columns)).reshape(-1)[nonzero]
-    part = sums[owner[0]:owner[-1] + 1]
-    part += np.bincount(place, weights=features.signed_log(block[nonzero]), minlength=part.size).reshape(part.shape)
+    part = sums[owner[0] : owner[-1] + 1]
+    part += np.bincount(
+      place, weights=features.signed_log(block[nonzero]), minlength=part.size
+    ).reshape(part.shape)
   mean = sums / counts[:, np.newaxis]
   return (np.sign(mean) * np.expm1(np.abs(mean))).astype(np.float32)

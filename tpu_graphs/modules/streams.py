@@ -1,7 +1,7 @@
 """Modules whose configs stay where they are until they are needed.
 
-The features of configs are by far the largest part of a layout module: 100,000 configs of 3,000 ops take 5 GB as int8.
-A `ConfigStream` has all the rest in memory and gives the features in blocks.
+The features of configs are by far the largest part of a layout module: 100,000 configs of 3,000
+ops take 5 GB as int8. A `ConfigStream` has all the rest in memory and gives the features in blocks.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class ConfigStream:
     config_runtime: int64 [C]; see `Module`.
     config_id: int64 [C].
     config_runtime_normalizers: int64 [C] for tile, else None.
-    read: ascending indices of configs, int64 [c] -> their features in the same order, float32 [b, 24] or int8
-      [b, NC, 18], in blocks of about `BLOCK_BYTES`. It may be called several times.
+    read: ascending indices of configs, int64 [c] -> their features in the same order, float32
+      [b, 24] or int8 [b, NC, 18], in blocks of about `BLOCK_BYTES`. It may be called several times.
   """
 
   graph: module_lib.Module
@@ -51,10 +51,15 @@ class ConfigStream:
 
     def read(rows: np.ndarray) -> Iterator[np.ndarray]:
       for start in range(0, rows.size, step):
-        yield features[rows[start:start + step]]
+        yield features[rows[start : start + step]]
 
-    return cls(graph=graph, config_runtime=module.config_runtime, config_id=module.config_id,
-               config_runtime_normalizers=module.config_runtime_normalizers, read=read)
+    return cls(
+      graph=graph,
+      config_runtime=module.config_runtime,
+      config_id=module.config_id,
+      config_runtime_normalizers=module.config_runtime_normalizers,
+      read=read,
+    )
 
   @property
   def num_configs(self) -> int:
@@ -85,15 +90,22 @@ class ConfigStream:
     return self.read(np.arange(self.num_configs))
 
   def select(self, rows: np.ndarray) -> ConfigStream:
-    """The same graph with the configs at `rows`, ascending int64 [c]; the others will not be read."""
+    """The same graph with the configs at `rows`, ascending int64 [c]; the others will not be
+    read.
+    """
     normalizers = self.config_runtime_normalizers
     return dataclasses.replace(
-        self, config_runtime=self.config_runtime[rows], config_id=self.config_id[rows],
-        config_runtime_normalizers=None if normalizers is None else normalizers[rows],
-        read=lambda chosen: self.read(rows[chosen]))
+      self,
+      config_runtime=self.config_runtime[rows],
+      config_id=self.config_id[rows],
+      config_runtime_normalizers=None if normalizers is None else normalizers[rows],
+      read=lambda chosen: self.read(rows[chosen]),
+    )
 
   def module(self, rows: np.ndarray, features: np.ndarray) -> module_lib.Module:
-    """The module with the configs at `rows`, int64 [c], whose features are given: [c, 24] or [c, NC, 18]."""
+    """The module with the configs at `rows`, int64 [c], whose features are given: [c, 24] or [c,
+    NC, 18].
+    """
     chosen = {'config_runtime': self.config_runtime[rows], 'config_id': self.config_id[rows]}
     if self.config_runtime_normalizers is not None:
       chosen['config_runtime_normalizers'] = self.config_runtime_normalizers[rows]
@@ -110,9 +122,11 @@ class ConfigStream:
 
 @contextlib.contextmanager
 def merged(parts: Iterable[module_lib.Module]) -> Iterator[ConfigStream]:
-  """The module whose configs are dealt to `parts`, of one or more; those of several come in the order of `config_id`.
+  """The module whose configs are dealt to `parts`, of one or more; those of several come in the
+  order of `config_id`.
 
-  One part at a time is in memory; meanwhile many configs lie in a temporary file, as long as the context lasts.
+  One part at a time is in memory; meanwhile many configs lie in a temporary file, as long as the
+  context lasts.
 
   Raises:
     InputError: a config occurs twice.
@@ -130,7 +144,9 @@ def merged(parts: Iterable[module_lib.Module]) -> Iterator[ConfigStream]:
     number, ids = len(columns['config_id']), np.concatenate(columns['config_id'])
     if np.unique(ids).size != ids.size:
       raise errors.InputError('repeated value', where='config_id', expected='distinct positions')
-    order = np.argsort(ids) if number > 1 else np.arange(ids.size)  # Place in the file of each config.
+    order = (
+      np.argsort(ids) if number > 1 else np.arange(ids.size)
+    )  # Place in the file of each config.
     row_bytes, empty = _row_bytes(graph), _features(graph)
 
     def row(place: int) -> bytes:
@@ -140,25 +156,35 @@ def merged(parts: Iterable[module_lib.Module]) -> Iterator[ConfigStream]:
     def read(rows: np.ndarray) -> Iterator[np.ndarray]:
       step = rows_per_block(row_bytes)
       for start in range(0, rows.size, step):
-        places = order[rows[start:start + step]].tolist()
-        yield np.frombuffer(b''.join(map(row, places)), empty.dtype).reshape(len(places), *empty.shape[1:])
+        places = order[rows[start : start + step]].tolist()
+        yield np.frombuffer(b''.join(map(row, places)), empty.dtype).reshape(
+          len(places), *empty.shape[1:]
+        )
 
     runtime, normalizers = columns['config_runtime'], columns['config_runtime_normalizers']
     yield ConfigStream(
-        graph=graph, config_runtime=np.concatenate(runtime)[order], config_id=ids[order], read=read,
-        config_runtime_normalizers=np.concatenate(normalizers)[order] if graph.kind == 'tile' else None)
+      graph=graph,
+      config_runtime=np.concatenate(runtime)[order],
+      config_id=ids[order],
+      read=read,
+      config_runtime_normalizers=np.concatenate(normalizers)[order]
+      if graph.kind == 'tile'
+      else None,
+    )
 
 
 def fill(array: np.ndarray, blocks: Iterator[np.ndarray]) -> None:
   """Writes `blocks` into `array` one after the other."""
   start = 0
   for block in blocks:
-    array[start:start + len(block)] = block
+    array[start : start + len(block)] = block
     start += len(block)
 
 
 def temporary_file(size: int) -> IO[bytes]:
-  """An empty file for `size` bytes: in memory if they are few, else on disk, gone when it is closed."""
+  """An empty file for `size` bytes: in memory if they are few, else on disk, gone when it is
+  closed.
+  """
   return io.BytesIO() if size <= IN_MEMORY_BYTES else tempfile.TemporaryFile()
 
 

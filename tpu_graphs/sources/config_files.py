@@ -2,12 +2,14 @@
 
 - Tile, JSON: a list with 24 numbers for each config, or a map of the 24 column names to numbers.
 - Tile, CSV: a line for each config, with the 24 columns in any order.
-- Layout, JSON: a list with, for each config, 18 integers per configurable op, or a map of op names to maps of `output`,
-  `input` and `kernel` to lists of dimensions, minor to major. What is not named is -1, which leaves it to the compiler.
-- Layout, CSV: a line for each config, with columns such as `convolution.5/output_layout_0`. Those of an op that are
-  missing are -1.
+- Layout, JSON: a list with, for each config, 18 integers per configurable op, or a map of op
+  names to maps of `output`, `input` and `kernel` to lists of dimensions, minor to major. What is
+  not named is -1, which leaves it to the compiler.
+- Layout, CSV: a line for each config, with columns such as `convolution.5/output_layout_0`.
+  Those of an op that are missing are -1.
 
-The names of columns are those of `features`. An op is named as in its HLO, or by its position among the ops.
+The names of columns are those of `features`. An op is named as in its HLO, or by its position
+among the ops.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ _MAX_DIMENSION = 126  # int8
 Arrays = dict[str, np.ndarray]  # Fields of a `Module` by name.
 
 
-def parse_json(text: str, module: module_lib.Module, configurable: np.ndarray, names: Sequence[str] | None) -> Arrays:
+def parse_json(
+  text: str, module: module_lib.Module, configurable: np.ndarray, names: Sequence[str] | None
+) -> Arrays:
   """Reads configs in JSON.
 
   Args:
@@ -49,14 +53,28 @@ def parse_json(text: str, module: module_lib.Module, configurable: np.ndarray, n
   except ValueError as error:
     raise errors.InputError('no JSON', found=error) from error
   if not isinstance(content, list) or not content:
-    raise errors.InputError('no list of configs', found=errors.brief(repr(content)), expected='[config, config, …]')
+    raise errors.InputError(
+      'no list of configs', found=errors.brief(repr(content)), expected='[config, config, …]'
+    )
   if module.kind == 'tile':
-    return {'config_feat': np.array([_tile(config, f'config {i}') for i, config in enumerate(content)], np.float32)}
+    return {
+      'config_feat': np.array(
+        [_tile(config, f'config {i}') for i, config in enumerate(content)], np.float32
+      )
+    }
   if not all(isinstance(config, dict) for config in content):
-    return {'node_config_ids': configurable, 'node_config_feat': _listed_layouts(content, configurable.size)}
+    return {
+      'node_config_ids': configurable,
+      'node_config_feat': _listed_layouts(content, configurable.size),
+    }
   node_of = _finder(module, names)
-  layouts = [{node_of(op, f'config {i}'): _layout(layout, f'config {i}, op {op}') for op, layout in config.items()}
-             for i, config in enumerate(content)]
+  layouts = [
+    {
+      node_of(op, f'config {i}'): _layout(layout, f'config {i}, op {op}')
+      for op, layout in config.items()
+    }
+    for i, config in enumerate(content)
+  ]
   nodes = np.array(sorted({node for config in layouts for node in config}), np.int64)
   feat = np.full((len(layouts), nodes.size, features.NUM_LAYOUT_FEATURES), -1, np.int8)
   for i, config in enumerate(layouts):
@@ -71,11 +89,17 @@ def _tile(config: Any, where: str) -> list[float]:
     _check_names(config, columns, where)
     config = [config[name] for name in columns]
   if not isinstance(config, list) or len(config) != len(columns):
-    raise errors.InputError('wrong config', where=where, found=errors.brief(repr(config)),
-                            expected=f'{len(columns)} numbers')
+    raise errors.InputError(
+      'wrong config',
+      where=where,
+      found=errors.brief(repr(config)),
+      expected=f'{len(columns)} numbers',
+    )
   for name, value in zip(columns, config, strict=True):
     if isinstance(value, bool) or not isinstance(value, int | float):
-      raise errors.InputError('no number', where=f'{where}, {name}', found=errors.brief(repr(value)))
+      raise errors.InputError(
+        'no number', where=f'{where}, {name}', found=errors.brief(repr(value))
+      )
   return config
 
 
@@ -84,14 +108,19 @@ def _check_names(found: Sequence[str] | dict[str, Any], columns: Sequence[str], 
     if name not in columns:
       raise _unknown(name, columns, where)
   if missing := [name for name in columns if name not in found]:
-    raise errors.InputError('column missing', where=where, found=errors.some(list(found)),
-                            expected=errors.some(missing))
+    raise errors.InputError(
+      'column missing', where=where, found=errors.some(list(found)), expected=errors.some(missing)
+    )
 
 
 def _unknown(name: str, known: Sequence[str], where: str) -> errors.InputError:
   near = difflib.get_close_matches(name, known, n=1)
-  return errors.InputError('unknown column', where=where, found=errors.brief(repr(name)),
-                           expected=near[0] if near else errors.some(list(known)))
+  return errors.InputError(
+    'unknown column',
+    where=where,
+    found=errors.brief(repr(name)),
+    expected=near[0] if near else errors.some(list(known)),
+  )
 
 
 def _listed_layouts(content: list[Any], num_ops: int) -> np.ndarray:
@@ -100,8 +129,14 @@ def _listed_layouts(content: list[Any], num_ops: int) -> np.ndarray:
   for i, config in enumerate(content):
     lists = isinstance(config, list) and all(isinstance(op, list) for op in config)
     if not lists or len(config) != num_ops or any(len(op) != shape[1] for op in config):
-      raise errors.InputError('wrong config', where=f'config {i}', found=errors.brief(repr(config)), expected=(
-          f'a list of {shape[1]} integers for each of {num_ops} configurable ops, or in all configs a map of op names'))
+      raise errors.InputError(
+        'wrong config',
+        where=f'config {i}',
+        found=errors.brief(repr(config)),
+        expected=(
+          f'a list of {shape[1]} integers for each of {num_ops} configurable ops, or in all configs a map of op names'
+        ),
+      )
     for j, op in enumerate(config):
       for value, name in zip(op, features.layout_feature_names(), strict=True):
         _check_dimension(value, f'config {i}, op {j}, {name}')
@@ -110,8 +145,12 @@ def _listed_layouts(content: list[Any], num_ops: int) -> np.ndarray:
 
 def _check_dimension(value: Any, where: str, *, low: int = -1) -> None:
   if type(value) is not int or not low <= value <= _MAX_DIMENSION:
-    raise errors.InputError('no dimension', where=where, found=errors.brief(repr(value)),
-                            expected=f'an integer of {low} to {_MAX_DIMENSION}')
+    raise errors.InputError(
+      'no dimension',
+      where=where,
+      found=errors.brief(repr(value)),
+      expected=f'an integer of {low} to {_MAX_DIMENSION}',
+    )
 
 
 def _finder(module: module_lib.Module, names: Sequence[str] | None) -> Callable[[str, str], int]:
@@ -124,10 +163,19 @@ def _finder(module: module_lib.Module, names: Sequence[str] | None) -> Callable[
     if op.isdecimal() and int(op) < module.num_ops:
       return int(op)
     if not known:
-      raise errors.InputError('no such op', where=where, found=errors.brief(repr(op)),
-                              expected=f'a position, 0 to {module.num_ops - 1}: the program tells no names')
-    raise errors.InputError('no such op', where=where, found=errors.brief(repr(op)), expected=' or '.join(
-        difflib.get_close_matches(op, known, n=3)) or f'one of the {module.num_ops} ops of the program')
+      raise errors.InputError(
+        'no such op',
+        where=where,
+        found=errors.brief(repr(op)),
+        expected=f'a position, 0 to {module.num_ops - 1}: the program tells no names',
+      )
+    raise errors.InputError(
+      'no such op',
+      where=where,
+      found=errors.brief(repr(op)),
+      expected=' or '.join(difflib.get_close_matches(op, known, n=3))
+      or f'one of the {module.num_ops} ops of the program',
+    )
 
   return find
 
@@ -135,19 +183,29 @@ def _finder(module: module_lib.Module, names: Sequence[str] | None) -> Callable[
 def _layout(layout: Any, where: str) -> np.ndarray:
   """int8 [18]."""
   if not isinstance(layout, dict) or not set(layout) <= set(features.LAYOUT_TENSORS):
-    raise errors.InputError('wrong layouts of an op', where=where, found=errors.brief(repr(layout)),
-                            expected=f'a map of {" or ".join(features.LAYOUT_TENSORS)} to lists of dimensions')
+    raise errors.InputError(
+      'wrong layouts of an op',
+      where=where,
+      found=errors.brief(repr(layout)),
+      expected=f'a map of {" or ".join(features.LAYOUT_TENSORS)} to lists of dimensions',
+    )
   result = np.full((len(features.LAYOUT_TENSORS), features.LAYOUT_DIMENSIONS), -1, np.int8)
   for row, tensor in zip(result, features.LAYOUT_TENSORS, strict=True):
     order = layout.get(tensor, [])
     if not isinstance(order, list) or len(order) > features.LAYOUT_DIMENSIONS:
-      raise errors.InputError('wrong layout', where=f'{where}, {tensor}', found=errors.brief(repr(order)),
-                              expected=f'a list of at most {features.LAYOUT_DIMENSIONS} dimensions')
+      raise errors.InputError(
+        'wrong layout',
+        where=f'{where}, {tensor}',
+        found=errors.brief(repr(order)),
+        expected=f'a list of at most {features.LAYOUT_DIMENSIONS} dimensions',
+      )
     for value in order:
       _check_dimension(value, f'{where}, {tensor}', low=0)
     if len(set(order)) < len(order):
-      raise errors.InputError('repeated dimension', where=f'{where}, {tensor}', found=order, expected='distinct ones')
-    row[:len(order)] = order
+      raise errors.InputError(
+        'repeated dimension', where=f'{where}, {tensor}', found=order, expected='distinct ones'
+      )
+    row[: len(order)] = order
   return result.reshape(-1)
 
 
@@ -173,26 +231,44 @@ def parse_csv(text: str, module: module_lib.Module, names: Sequence[str] | None)
     number, find = int, _finder(module, names)
     ends = [_op_and_column(name) for name in header]
     nodes = np.array(sorted({find(op, 'line 1') for op, _ in ends}), np.int64)
-    places = [int(np.searchsorted(nodes, find(op, 'line 1'))) * features.NUM_LAYOUT_FEATURES + column
-              for op, column in ends]
-  width = features.NUM_TILE_FEATURES if module.kind == 'tile' else nodes.size * features.NUM_LAYOUT_FEATURES
+    places = [
+      int(np.searchsorted(nodes, find(op, 'line 1'))) * features.NUM_LAYOUT_FEATURES + column
+      for op, column in ends
+    ]
+  width = (
+    features.NUM_TILE_FEATURES
+    if module.kind == 'tile'
+    else nodes.size * features.NUM_LAYOUT_FEATURES
+  )
   values = np.full((len(lines), width), -1.0)
   for row, (line, cells) in zip(values, lines, strict=True):
     if len(cells) != len(header):
-      raise errors.InputError('wrong number of cells', where=f'line {line}', found=len(cells), expected=len(header))
-    row[places] = [_number(cell, number, f'line {line}, column {name}')
-                   for cell, name in zip(cells, header, strict=True)]
+      raise errors.InputError(
+        'wrong number of cells', where=f'line {line}', found=len(cells), expected=len(header)
+      )
+    row[places] = [
+      _number(cell, number, f'line {line}, column {name}')
+      for cell, name in zip(cells, header, strict=True)
+    ]
   if module.kind == 'tile':
     return {'config_feat': values.astype(np.float32)}
-  return {'node_config_ids': nodes,
-          'node_config_feat': values.astype(np.int8).reshape(-1, nodes.size, features.NUM_LAYOUT_FEATURES)}
+  return {
+    'node_config_ids': nodes,
+    'node_config_feat': values.astype(np.int8).reshape(
+      -1, nodes.size, features.NUM_LAYOUT_FEATURES
+    ),
+  }
 
 
 def _op_and_column(name: str) -> tuple[str, int]:
   op, _, column = name.rpartition('/')
   if column not in features.layout_feature_names() or not op:
-    raise errors.InputError('unknown column', where='line 1', found=errors.brief(repr(name)),
-                            expected='OP/output_layout_0, where output may be input or kernel, and 0 up to 5')
+    raise errors.InputError(
+      'unknown column',
+      where='line 1',
+      found=errors.brief(repr(name)),
+      expected='OP/output_layout_0, where output may be input or kernel, and 0 up to 5',
+    )
   return op, features.layout_feature_names().index(column)
 
 

@@ -1,4 +1,5 @@
-"""The public TpuGraphs dataset, by collection and split: one tar archive each, downloaded, checked and unpacked.
+"""The public TpuGraphs dataset, by collection and split: one tar archive each, downloaded,
+checked and unpacked.
 
 ```
 plan = download.plan('raw', download.choose(['layout:xla:random'], ['valid']))
@@ -6,7 +7,8 @@ print(plan.describe())
 download.run(plan)
 ```
 
-Whatever interrupts it, the same command goes on where it stopped. Of each part there is, one after the other:
+Whatever interrupts it, the same command goes on where it stopped. Of each part there is, one
+after the other:
 ```
 OUT/npz_tile_xla_valid.tar.partial     what has been received; see `transfer`
 OUT/npz_tile_xla_valid.tar             the archive in full length
@@ -37,7 +39,13 @@ from tpu_graphs.sources import transfer
 
 BASE_URL = 'http://download.tensorflow.org/data/tpu_graphs/v0'
 PUBLIC = transfer.Server(BASE_URL)
-COLLECTIONS = ('tile:xla', 'layout:xla:default', 'layout:xla:random', 'layout:nlp:default', 'layout:nlp:random')
+COLLECTIONS = (
+  'tile:xla',
+  'layout:xla:default',
+  'layout:xla:random',
+  'layout:nlp:default',
+  'layout:nlp:random',
+)
 ALL = 'all'
 MARKER = '.complete.json'  # In the folder of a part: the archive's size, and the number and bytes of its files.
 _LOCK = '.download.lock'
@@ -50,6 +58,7 @@ _MAX_FILES = 100_000  # Of one archive; the largest of the dataset has some thou
 @dataclasses.dataclass(frozen=True)
 class Part:
   """One split of one collection."""
+
   collection: str
   split: str
 
@@ -74,10 +83,16 @@ def choose(collections: Iterable[str], splits: Iterable[str]) -> tuple[Part, ...
   for what, known in (('collection', (*COLLECTIONS, ALL)), ('split', module_lib.SPLITS)):
     unknown = [name for name in names[what] if name not in known]
     if unknown or not names[what]:
-      raise errors.InputError(f'unknown {what}', where=f'--{what}', found=repr(unknown[0]) if unknown else 'none',
-                              expected=', '.join(known))
+      raise errors.InputError(
+        f'unknown {what}',
+        where=f'--{what}',
+        found=repr(unknown[0]) if unknown else 'none',
+        expected=', '.join(known),
+      )
   chosen = COLLECTIONS if ALL in names['collection'] else names['collection']
-  return tuple(dict.fromkeys(Part(collection, split) for collection in chosen for split in names['split']))
+  return tuple(
+    dict.fromkeys(Part(collection, split) for collection in chosen for split in names['split'])
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +104,7 @@ class Step:
     remote: its archive; None if its files are all there.
     present: bytes of the archive that are here already.
   """
+
   part: Part
   remote: transfer.Remote | None
   present: int = 0
@@ -108,6 +124,7 @@ class Plan:
     steps: one per part.
     keep_archives: whether archives stay when they are unpacked.
   """
+
   output: str
   server: transfer.Server
   steps: tuple[Step, ...]
@@ -120,10 +137,15 @@ class Plan:
 
   @property
   def disk_bytes(self) -> int:
-    """How much more disk it takes at most: files, which take no more than their archive, and archives."""
+    """How much more disk it takes at most: files, which take no more than their archive, and
+    archives.
+    """
     sizes = [step.size for step in self.steps]
-    return sum(sizes) + (sum(sizes) if self.keep_archives else max(sizes, default=0)) - sum(
-        step.present for step in self.steps)
+    return (
+      sum(sizes)
+      + (sum(sizes) if self.keep_archives else max(sizes, default=0))
+      - sum(step.present for step in self.steps)
+    )
 
   @property
   def free_bytes(self) -> int:
@@ -143,8 +165,10 @@ class Plan:
       lines.append(f'{step.part.archive.ljust(width)}  {size:>10}  {present}'.rstrip())
     lines.append(f'{"to download".ljust(width)}  {terminal.size_text(self.missing_bytes):>10}')
     if any(step.remote for step in self.steps):
-      lines.append(f'{"disk needed".ljust(width)}  {terminal.size_text(self.disk_bytes):>10}  '
-                   f'{terminal.size_text(self.free_bytes)} free')
+      lines.append(
+        f'{"disk needed".ljust(width)}  {terminal.size_text(self.disk_bytes):>10}  '
+        f'{terminal.size_text(self.free_bytes)} free'
+      )
     return '\n'.join(lines)
 
   def check_disk(self) -> None:
@@ -154,12 +178,22 @@ class Plan:
       InputError: see above.
     """
     if self.disk_bytes > self.free_bytes:
-      raise errors.InputError('disk too small', path=self.output, found=f'{terminal.size_text(self.free_bytes)} free',
-                              expected=terminal.size_text(self.disk_bytes), fix='choose another place, or fewer parts')
+      raise errors.InputError(
+        'disk too small',
+        path=self.output,
+        found=f'{terminal.size_text(self.free_bytes)} free',
+        expected=terminal.size_text(self.disk_bytes),
+        fix='choose another place, or fewer parts',
+      )
 
 
-def plan(output: str | os.PathLike[str], parts: Sequence[Part], *, server: transfer.Server = PUBLIC,
-         keep_archives: bool = False) -> Plan:
+def plan(
+  output: str | os.PathLike[str],
+  parts: Sequence[Part],
+  *,
+  server: transfer.Server = PUBLIC,
+  keep_archives: bool = False,
+) -> Plan:
   """Looks what of `parts` is in the folder `output`, and asks the server for the sizes of the rest.
 
   Raises:
@@ -167,8 +201,9 @@ def plan(output: str | os.PathLike[str], parts: Sequence[Part], *, server: trans
   """
   output = os.fspath(output)
   if '://' in output:
-    raise errors.InputError('no local folder', where='--output', found=output,
-                            fix='download to this machine, then copy')
+    raise errors.InputError(
+      'no local folder', where='--output', found=output, fix='download to this machine, then copy'
+    )
   return Plan(output, server, tuple(_step(output, part, server) for part in parts), keep_archives)
 
 
@@ -188,8 +223,12 @@ def _has_size(path: str, size: int) -> bool:
   return os.path.exists(path) and os.path.getsize(path) == size
 
 
-def run(plan: Plan, *, progress: terminal.Progress | None = None,
-        tell: Callable[[str], None] = lambda message: None) -> None:
+def run(
+  plan: Plan,
+  *,
+  progress: terminal.Progress | None = None,
+  tell: Callable[[str], None] = lambda message: None,
+) -> None:
   """Downloads and unpacks what `plan` misses.
 
   Args:
@@ -227,7 +266,9 @@ def _locked(output: str) -> Iterator[None]:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-      raise errors.InputError('another download is at work here', path=output, fix='wait for it, or stop it') from error
+      raise errors.InputError(
+        'another download is at work here', path=output, fix='wait for it, or stop it'
+      ) from error
     except OSError:
       pass  # Some file systems have no locks.
     yield
@@ -243,6 +284,7 @@ class Unpacked:
     bytes: their size.
     left_out: number of other files, which are not unpacked.
   """
+
   archive_bytes: int
   files: int
   bytes: int
@@ -258,25 +300,32 @@ def _check_complete(folder: pathlib.Path) -> None:
   try:
     marker = Unpacked(**json.loads((folder / MARKER).read_text()))
   except (OSError, ValueError, TypeError) as error:
-    raise errors.InputError('folder exists and was not downloaded by this command', path=str(folder),
-                            expected='no folder or an empty one',
-                            fix='move it away, or choose another place') from error
+    raise errors.InputError(
+      'folder exists and was not downloaded by this command',
+      path=str(folder),
+      expected='no folder or an empty one',
+      fix='move it away, or choose another place',
+    ) from error
   sizes = [path.stat().st_size for path in folder.glob('*.npz')]
   if (len(sizes), sum(sizes)) != (marker.files, marker.bytes):
-    raise errors.InputError('folder has changed since it was downloaded', path=str(folder),
-                            found=f'{len(sizes)} npz files of {sum(sizes)} bytes',
-                            expected=f'{marker.files} of {marker.bytes} bytes', fix='remove it to download it again')
+    raise errors.InputError(
+      'folder has changed since it was downloaded',
+      path=str(folder),
+      found=f'{len(sizes)} npz files of {sum(sizes)} bytes',
+      expected=f'{marker.files} of {marker.bytes} bytes',
+      fix='remove it to download it again',
+    )
 
 
 def unpack(archive: str, folder: str, part: Part) -> Unpacked:
   """Unpacks the npz files of `part` into `folder`, which appears at once when all is written.
 
-  Nothing is written but regular files of the names that are expected, within the folder, and in all no more bytes than
-  the archive has.
+  Nothing is written but regular files of the names that are expected, within the folder, and in
+  all no more bytes than the archive has.
 
   Raises:
-    InputError: the archive is damaged, or holds what no archive of the dataset should; or a file cannot be written;
-      or `folder` holds anything.
+    InputError: the archive is damaged, or holds what no archive of the dataset should; or a file
+      cannot be written; or `folder` holds anything.
   """
   target = pathlib.Path(folder)
   temporary = target.with_name(f'.{target.name}.unpacking')
@@ -297,7 +346,9 @@ def unpack(archive: str, folder: str, part: Part) -> Unpacked:
 
 
 class _BoundedFile(io.FileIO):
-  """A file that is never read in large pieces: tarfile reads a header of any length that the archive claims."""
+  """A file that is never read in large pieces: tarfile reads a header of any length that the
+  archive claims.
+  """
 
   def read(self, size: int | None = -1) -> bytes:
     if size is None or not 0 <= size <= _MAX_HEADER_BYTES:
@@ -328,11 +379,18 @@ def _unpack_files(archive: str, folder: pathlib.Path, part: Part) -> Unpacked:
       if file.read(2 * tarfile.BLOCKSIZE) != bytes(2 * tarfile.BLOCKSIZE):
         raise tarfile.ReadError(f'no header at byte {tar.offset}')
   except (tarfile.TarError, EOFError, UnicodeError) as error:
-    raise errors.InputError('damaged archive', found=errors.looks_like(head) or error, expected='a tar archive',
-                            fix='remove it to download it again') from error
+    raise errors.InputError(
+      'damaged archive',
+      found=errors.looks_like(head) or error,
+      expected='a tar archive',
+      fix='remove it to download it again',
+    ) from error
   if not sizes:
-    raise errors.InputError('archive without files of the dataset', found=f'{left_out} others',
-                            expected=f'{part.folder}/NAME.npz')
+    raise errors.InputError(
+      'archive without files of the dataset',
+      found=f'{left_out} others',
+      expected=f'{part.folder}/NAME.npz',
+    )
   return Unpacked(archive_bytes, len(sizes), sum(sizes.values()), left_out)
 
 
@@ -344,18 +402,30 @@ def _file_name(member: tarfile.TarInfo, part: Part, archive_bytes: int) -> str |
   """
   if member.name.startswith('/') or '..' in re.split(r'[/\\]', member.name):
     raise _unsafe('path leaves the folder', member, member.name)
-  if not (member.isdir() or member.type in (tarfile.REGTYPE, tarfile.AREGTYPE)) or member.issparse():
-    raise _unsafe('neither file nor folder', member, 'a link' if member.issym() or member.islnk() else
-                  f'type {member.type!r}')
+  if (
+    not (member.isdir() or member.type in (tarfile.REGTYPE, tarfile.AREGTYPE)) or member.issparse()
+  ):
+    raise _unsafe(
+      'neither file nor folder',
+      member,
+      'a link' if member.issym() or member.islnk() else f'type {member.type!r}',
+    )
   if not 0 <= member.size <= archive_bytes - member.offset_data:
     raise _unsafe('file larger than the archive', member, f'{member.size} bytes')
-  match = re.fullmatch(rf'{re.escape(part.folder)}/([^./][^/]*\.npz)', posixpath.normpath(member.name))
+  match = re.fullmatch(
+    rf'{re.escape(part.folder)}/([^./][^/]*\.npz)', posixpath.normpath(member.name)
+  )
   return match[1] if match and not member.isdir() else None
 
 
 def _unsafe(reason: str, member: tarfile.TarInfo, found: str) -> errors.InputError:
-  return errors.InputError(reason, where=ascii(member.name), found=found, expected='folders and npz files only',
-                           fix='do not trust this archive; remove it')
+  return errors.InputError(
+    reason,
+    where=ascii(member.name),
+    found=found,
+    expected='folders and npz files only',
+    fix='do not trust this archive; remove it',
+  )
 
 
 def _copy(tar: tarfile.TarFile, member: tarfile.TarInfo, path: pathlib.Path) -> None:

@@ -20,13 +20,21 @@ from tpu_graphs import errors
 
 TYPE_NAME = 'XLA dump'
 STAGES = ('after', 'before', 'all')
-# How the names of programs end; protobufs first. Before it some compilers put the device, such as 'sm_8.0_gpu_'.
-ENDINGS = ('after_optimizations.hlo.pb', 'before_optimizations.hlo.pb', 'after_optimizations.txt',
-           'before_optimizations.txt')
+# How the names of programs end; protobufs first. Before it some compilers put the device, such as
+# 'sm_8.0_gpu_'.
+ENDINGS = (
+  'after_optimizations.hlo.pb',
+  'before_optimizations.hlo.pb',
+  'after_optimizations.txt',
+  'before_optimizations.txt',
+)
 
-# The first group tells one program from another; the time before it is that of --xla_dump_include_timestamp.
-_PROGRAM = re.compile(r'(?P<program>(?:\d+\.)?module_(?P<number>\d+)(?:\..+?)?)\.'
-                      r'(?:(?:sm_\d+\.\d+[a-z]*_)?\w+_)?(?P<stage>after|before)_optimizations\.(?P<type>hlo\.pb|txt)')
+# The first group tells one program from another; the time before it is that of
+# --xla_dump_include_timestamp.
+_PROGRAM = re.compile(
+  r'(?P<program>(?:\d+\.)?module_(?P<number>\d+)(?:\..+?)?)\.'
+  r'(?:(?:sm_\d+\.\d+[a-z]*_)?\w+_)?(?P<stage>after|before)_optimizations\.(?P<type>hlo\.pb|txt)'
+)
 
 
 def check_stage(stage: str, *, where: str) -> None:
@@ -36,7 +44,9 @@ def check_stage(stage: str, *, where: str) -> None:
     InputError: see above; it names `where`.
   """
   if stage not in STAGES:
-    raise errors.InputError('unknown stage', where=where, found=repr(stage), expected=', '.join(STAGES))
+    raise errors.InputError(
+      'unknown stage', where=where, found=repr(stage), expected=', '.join(STAGES)
+    )
 
 
 def find(paths: Iterable[str], *, stage: str = 'after') -> list[str]:
@@ -44,8 +54,8 @@ def find(paths: Iterable[str], *, stage: str = 'after') -> list[str]:
 
   Args:
     paths: of any files; only their last parts matter.
-    stage: 'after' the passes of XLA, 'before' them, or 'all' for both. Of a program and stage, text is taken only
-      where there is no protobuf.
+    stage: 'after' the passes of XLA, 'before' them, or 'all' for both. Of a program and stage,
+      text is taken only where there is no protobuf.
 
   Returns:
     Sorted paths.
@@ -58,16 +68,23 @@ def find(paths: Iterable[str], *, stage: str = 'after') -> list[str]:
   for path in paths:
     if program := _match(path):
       found[program['program'], program['stage']][program['type']] = path
-  chosen = [types.get('hlo.pb') or types['txt'] for (_, at), types in found.items() if stage in (at, 'all')]
+  chosen = [
+    types.get('hlo.pb') or types['txt'] for (_, at), types in found.items() if stage in (at, 'all')
+  ]
   if found and not chosen:
     other = next(at for _, at in found)
-    raise errors.InputError('XLA dump without programs of the stage', found=f'{len(found)} of stage {other!r}',
-                            expected=f'stage {stage!r}')
+    raise errors.InputError(
+      'XLA dump without programs of the stage',
+      found=f'{len(found)} of stage {other!r}',
+      expected=f'stage {stage!r}',
+    )
   return sorted(chosen)
 
 
 def number_of_text(path: str) -> str | None:
-  """The number that XLA gave to the program whose text this file of a dump is; None for any other file."""
+  """The number that XLA gave to the program whose text this file of a dump is; None for any
+  other file.
+  """
   program = _match(path)
   return program['number'] if program and program['type'] == 'txt' else None
 

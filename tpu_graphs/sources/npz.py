@@ -1,8 +1,9 @@
 """TpuGraphs npz files <-> `Module`.
 
-A file is read in two passes: first the directory of the zip and the npy headers, which tell every name, dtype and
-shape and are all checked before any array is inflated, then the arrays. Layout configs, by far the largest array, are
-inflated in blocks and narrowed to int8 on the way; `stream` gives them block by block. Nothing is ever unpickled.
+A file is read in two passes: first the directory of the zip and the npy headers, which tell
+every name, dtype and shape and are all checked before any array is inflated, then the arrays.
+Layout configs, by far the largest array, are inflated in blocks and narrowed to int8 on the way;
+`stream` gives them block by block. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -34,33 +35,38 @@ _BLOCK_BYTES = 1 << 20  # Inflated at a time.
 _MAX_HEADER_BYTES = 12 << 10  # Of an array; NumPy refuses longer ones.
 _Specs = Mapping[str, tuple[str, tuple[Any, ...]]]
 
-# Array -> (dtype kinds, shape). Letters are sizes that must agree over the arrays of a file; see `Module`.
+# Array -> (dtype kinds, shape). Letters are sizes that must agree over the arrays of a file; see
+# `Module`.
 _GRAPH_ARRAYS = {
-    'node_opcode': ('iu', ('N',)),
-    'node_feat': ('f', ('N', features.NUM_NODE_FEATURES)),
-    'edge_index': ('iu', ('E', 2)),
-    'config_runtime': ('iu', ('C',)),
+  'node_opcode': ('iu', ('N',)),
+  'node_feat': ('f', ('N', features.NUM_NODE_FEATURES)),
+  'edge_index': ('iu', ('E', 2)),
+  'config_runtime': ('iu', ('C',)),
 }
 _CONFIG_ARRAYS: Mapping[str, _Specs] = {
-    'tile': {'config_feat': ('f', ('C', features.NUM_TILE_FEATURES))},
-    'layout': {
-        'node_config_ids': ('iu', ('NC',)),
-        'node_config_feat': ('fiu', ('C', 'NC', features.NUM_LAYOUT_FEATURES)),
-    },
+  'tile': {'config_feat': ('f', ('C', features.NUM_TILE_FEATURES))},
+  'layout': {
+    'node_config_ids': ('iu', ('NC',)),
+    'node_config_feat': ('fiu', ('C', 'NC', features.NUM_LAYOUT_FEATURES)),
+  },
 }
 _KIND_ARRAYS: Mapping[str, _Specs] = {
-    'tile': {**_CONFIG_ARRAYS['tile'], 'config_runtime_normalizers': ('iu', ('C',))},
-    'layout': _CONFIG_ARRAYS['layout'],
+  'tile': {**_CONFIG_ARRAYS['tile'], 'config_runtime_normalizers': ('iu', ('C',))},
+  'layout': _CONFIG_ARRAYS['layout'],
 }
-# Arrays that some files lack: published tile files have no splits; the last two exist only in files written by `save`.
+# Arrays that some files lack: published tile files have no splits; the last two exist only in files
+# written by `save`.
 _OPTIONAL_ARRAYS = {
-    'node_splits': ('iu', ('S',)),
-    'computation': ('iu', ('N',)),
-    'config_id': ('iu', ('C',)),
+  'node_splits': ('iu', ('S',)),
+  'computation': ('iu', ('N',)),
+  'config_id': ('iu', ('C',)),
 }
 
 _STREAMED = 'node_config_feat'
-_LOCAL_HEADER_BYTES, _LENGTHS_IN_LOCAL_HEADER = 30, 26  # Of a zip member: its size but for name and extra field.
+_LOCAL_HEADER_BYTES, _LENGTHS_IN_LOCAL_HEADER = (
+  30,
+  26,
+)  # Of a zip member: its size but for name and extra field.
 
 SHORT_RUN = f'time < {module_lib.MIN_RUNTIME_NS} ns'
 NO_NORMALIZER = 'no normalizer'
@@ -69,6 +75,7 @@ NO_NORMALIZER = 'no normalizer'
 @dataclasses.dataclass(frozen=True)
 class _Header:
   """What the zip directory and the npy header say of one array."""
+
   dtype: np.dtype
   shape: tuple[int, ...]
   fortran_order: bool
@@ -79,22 +86,29 @@ class _Header:
     return self.dtype.itemsize * math.prod(self.shape)
 
 
-def load(path: str | os.PathLike[str], *, kind: str | None = None,
-         choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
-         max_array_bytes: int = module_lib.DEFAULT_MAX_ARRAY_BYTES) -> module_lib.Module:
+def load(
+  path: str | os.PathLike[str],
+  *,
+  kind: str | None = None,
+  choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
+  max_array_bytes: int = module_lib.DEFAULT_MAX_ARRAY_BYTES,
+) -> module_lib.Module:
   """Reads and checks one npz file.
 
-  Configs whose runtime (or, for tile, normalizer) is no measurement are dropped and counted in `dropped_runs`. Where
-  that is every config, as in the published test files, all are kept, unmeasured.
+  Configs whose runtime (or, for tile, normalizer) is no measurement are dropped and counted in
+  `dropped_runs`. Where that is every config, as in the published test files, all are kept,
+  unmeasured.
 
   Args:
     path: a local file. Its stem becomes the `module_id`.
     kind: 'tile' or 'layout' to refuse the other kind; None takes what the file holds.
-    choices: how the features of ops are made; see `feature_choices.pad_layouts`. Extra features get no HLO.
+    choices: how the features of ops are made; see `feature_choices.pad_layouts`. Extra features
+      get no HLO.
     max_array_bytes: arrays that would inflate to more are refused before anything is allocated.
 
   Raises:
-    InputError: the file is missing, damaged, or not a module; names file, array, value found and value expected.
+    InputError: the file is missing, damaged, or not a module; names file, array, value found and
+      value expected.
   """
   path = os.fspath(path)
   try:
@@ -104,22 +118,33 @@ def load(path: str | os.PathLike[str], *, kind: str | None = None,
     raise errors.InputError('cannot read file', path=path, found=error.strerror) from error
 
 
-def read(file: BinaryIO, *, path: str, kind: str | None = None,
-         choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
-         max_array_bytes: int = module_lib.DEFAULT_MAX_ARRAY_BYTES) -> module_lib.Module:
+def read(
+  file: BinaryIO,
+  *,
+  path: str,
+  kind: str | None = None,
+  choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
+  max_array_bytes: int = module_lib.DEFAULT_MAX_ARRAY_BYTES,
+) -> module_lib.Module:
   """`load` from an open, seekable file; `path` serves for the module's name and in errors."""
   return stream(file, path=path, kind=kind, choices=choices, max_array_bytes=max_array_bytes).load()
 
 
-def stream(file: BinaryIO, *, path: str, kind: str | None = None,
-           choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
-           max_array_bytes: int = module_lib.DEFAULT_MAX_ARRAY_BYTES) -> streams.ConfigStream:
+def stream(
+  file: BinaryIO,
+  *,
+  path: str,
+  kind: str | None = None,
+  choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
+  max_array_bytes: int = module_lib.DEFAULT_MAX_ARRAY_BYTES,
+) -> streams.ConfigStream:
   """`read`, but leaves layout configs in the file, which must stay open while they are read.
 
-  Then values are checked in those configs alone that are read, and the member's checksum only if it is compressed or
-  all of it is read: of one stored without compression, nothing but these configs is read. Extra features are computed
-  from the graph without its configs. `max_array_bytes` holds for the whole array of configs all the same: it limits
-  what a file can make a reader write to disk.
+  Then values are checked in those configs alone that are read, and the member's checksum only if
+  it is compressed or
+  all of it is read: of one stored without compression, nothing but these configs is read. Extra
+  features are computed from the graph without its configs. `max_array_bytes` holds for the whole
+  array of configs all the same: it limits what a file can make a reader write to disk.
   """
   head = _head(file)
   with errors.in_file(path), _damage_explained(head):
@@ -137,10 +162,16 @@ def stream(file: BinaryIO, *, path: str, kind: str | None = None,
     else:
       ids = arrays['node_config_ids']
       empty = np.zeros((0, ids.size, features.NUM_LAYOUT_FEATURES), np.int8)
-      graph = dataclasses.replace(outline.select_configs(np.arange(0)), node_config_ids=ids, node_config_feat=empty)
+      graph = dataclasses.replace(
+        outline.select_configs(np.arange(0)), node_config_ids=ids, node_config_feat=empty
+      )
       configs = streams.ConfigStream(
-          graph=choices.add_extra(graph), config_runtime=outline.config_runtime, config_id=outline.config_id,
-          config_runtime_normalizers=None, read=lambda rows: read_rows(rows))
+        graph=choices.add_extra(graph),
+        config_runtime=outline.config_runtime,
+        config_id=outline.config_id,
+        config_runtime_normalizers=None,
+        read=lambda rows: read_rows(rows),
+      )
     if outline.dropped_runs:
       configs = configs.select(np.flatnonzero(measured))
 
@@ -151,9 +182,11 @@ def stream(file: BinaryIO, *, path: str, kind: str | None = None,
   return configs
 
 
-def read_configs(file: BinaryIO, *, path: str, kind: str,
-                 max_array_bytes: int = module_lib.DEFAULT_MAX_ARRAY_BYTES) -> dict[str, np.ndarray]:
-  """The configs in an open, seekable npz file, which need hold nothing else; what else it holds is left.
+def read_configs(
+  file: BinaryIO, *, path: str, kind: str, max_array_bytes: int = module_lib.DEFAULT_MAX_ARRAY_BYTES
+) -> dict[str, np.ndarray]:
+  """The configs in an open, seekable npz file, which need hold nothing else; what else it holds
+  is left.
 
   Args:
     file: the file.
@@ -165,7 +198,8 @@ def read_configs(file: BinaryIO, *, path: str, kind: str,
     The arrays of a `Module` by name: config_feat, or node_config_ids and node_config_feat (int8).
 
   Raises:
-    InputError: the file is damaged, holds configs of the other kind or none, or an array of a wrong dtype or shape.
+    InputError: the file is damaged, holds configs of the other kind or none, or an array of a
+      wrong dtype or shape.
   """
   with errors.in_file(path), _damage_explained(_head(file)), zipfile.ZipFile(file) as archive:
     headers = _headers(archive, max_array_bytes)
@@ -180,6 +214,7 @@ class Blocks:
     shape: of the array.
     blocks: its rows in order, any dtype [b, *shape[1:]], read once.
   """
+
   shape: tuple[int, ...]
   blocks: Iterable[np.ndarray]
 
@@ -187,10 +222,10 @@ class Blocks:
 def save(module: module_lib.Module, path: str | os.PathLike[str]) -> None:
   """Writes `module` in the published form.
 
-  `load` reads it back equal but for `module_id`, which is the file's stem, `unknown_opcodes` and `default_config`,
-  which npz files do not tell, and `dropped_runs`: configs that are not measured beside others that are come back as
-  dropped runs. Feature choices are made at each reading and so not written. The file appears under its name only when
-  it is complete.
+  `load` reads it back equal but for `module_id`, which is the file's stem, `unknown_opcodes` and
+  `default_config`, which npz files do not tell, and `dropped_runs`: configs that are not
+  measured beside others that are come back as dropped runs. Feature choices are made at each
+  reading and so not written. The file appears under its name only when it is complete.
   """
   save_stream(streams.ConfigStream.of(module), path)
 
@@ -199,12 +234,17 @@ def save_stream(stream: streams.ConfigStream, path: str | os.PathLike[str]) -> N
   """`save` of a module whose configs are read as they are written."""
   graph = stream.graph
   arrays: dict[str, np.ndarray | Blocks] = {
-      'node_opcode': graph.node_opcode, 'edge_index': graph.edge_index,
-      'node_feat': feature_choices.unpad_layouts(graph.node_feat), 'node_splits': graph.node_splits[np.newaxis]}
+    'node_opcode': graph.node_opcode,
+    'edge_index': graph.edge_index,
+    'node_feat': feature_choices.unpad_layouts(graph.node_feat),
+    'node_splits': graph.node_splits[np.newaxis],
+  }
   unmeasured = stream.config_runtime == module_lib.UNMEASURED
   arrays['config_runtime'] = np.where(unmeasured, 0, stream.config_runtime)
   if stream.config_runtime_normalizers is not None:
-    arrays['config_runtime_normalizers'] = np.where(unmeasured, 1, stream.config_runtime_normalizers)
+    arrays['config_runtime_normalizers'] = np.where(
+      unmeasured, 1, stream.config_runtime_normalizers
+    )
   if graph.node_config_ids is not None:
     arrays['node_config_ids'] = graph.node_config_ids
   if not np.array_equal(stream.config_id, np.arange(stream.num_configs)):
@@ -213,7 +253,8 @@ def save_stream(stream: streams.ConfigStream, path: str | os.PathLike[str]) -> N
   if not np.array_equal(graph.computation, segment):
     arrays['computation'] = graph.computation
   arrays['config_feat' if graph.kind == 'tile' else _STREAMED] = Blocks(
-      (stream.num_configs, *stream.row_shape), stream.blocks())
+    (stream.num_configs, *stream.row_shape), stream.blocks()
+  )
   write_arrays(path, arrays)
 
 
@@ -233,10 +274,14 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray |
 
 def _encoded(array: np.ndarray | Blocks) -> Iterator[bytes | memoryview]:
   """The content of an npy file in C order."""
-  dtype, blocks = (np.dtype(np.float32), array.blocks) if isinstance(array, Blocks) else (array.dtype, (array,))
+  dtype, blocks = (
+    (np.dtype(np.float32), array.blocks) if isinstance(array, Blocks) else (array.dtype, (array,))
+  )
   header = io.BytesIO()
   np.lib.format.write_array_header_1_0(
-      header, {'descr': np.lib.format.dtype_to_descr(dtype), 'fortran_order': False, 'shape': array.shape})
+    header,
+    {'descr': np.lib.format.dtype_to_descr(dtype), 'fortran_order': False, 'shape': array.shape},
+  )
   yield header.getvalue()
   for block in blocks:
     yield np.asarray(block, dtype, order='C').data
@@ -251,7 +296,8 @@ def _head(file: BinaryIO) -> bytes:
 
 @contextlib.contextmanager
 def _damage_explained(head: bytes) -> Iterator[None]:
-  """Turns what zipfile and NumPy raise on a damaged file into one `InputError` that tells the damage.
+  """Turns what zipfile and NumPy raise on a damaged file into one `InputError` that tells the
+  damage.
 
   Args:
     head: how the file begins.
@@ -260,26 +306,45 @@ def _damage_explained(head: bytes) -> Iterator[None]:
     yield
   except errors.InputError:
     raise
-  except (zipfile.BadZipFile, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError, ValueError,
-          SyntaxError, tokenize.TokenError, OSError) as error:  # The two before the last from the header of an array.
-    # A damaged offset gives EINVAL, damaged bz2 data an OSError without number; other numbers tell of the disk.
+  except (
+    zipfile.BadZipFile,
+    lzma.LZMAError,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    SyntaxError,
+    tokenize.TokenError,
+    OSError,
+  ) as error:  # The two before the last from the header of an array.
+    # A damaged offset gives EINVAL, damaged bz2 data an OSError without number; other numbers tell
+    # of the disk.
     if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
       raise
     if not head:
       raise errors.InputError('empty file', found='0 bytes', expected='an npz file') from error
     if not head.startswith(b'PK'):
-      raise errors.InputError('not an npz file', found=errors.looks_like(head) or f'bytes {head[:16]!r}',
-                              expected='a zip archive of npy arrays',
-                              fix='download the file again') from error
-    raise errors.InputError('damaged or truncated npz file', found=str(error), expected='a complete zip archive',
-                            fix='download the file again') from error
+      raise errors.InputError(
+        'not an npz file',
+        found=errors.looks_like(head) or f'bytes {head[:16]!r}',
+        expected='a zip archive of npy arrays',
+        fix='download the file again',
+      ) from error
+    raise errors.InputError(
+      'damaged or truncated npz file',
+      found=str(error),
+      expected='a complete zip archive',
+      fix='download the file again',
+    ) from error
 
 
 def _array_names(archive: zipfile.ZipFile) -> list[str]:
   names = archive.namelist()
   for name in names:
     if not name.endswith('.npy'):
-      raise errors.InputError('member is no npy array', where=name, expected='a name that ends in .npy')
+      raise errors.InputError(
+        'member is no npy array', where=name, expected='a name that ends in .npy'
+      )
   return [name.removesuffix('.npy') for name in names]
 
 
@@ -291,47 +356,80 @@ def _header(archive: zipfile.ZipFile, name: str, max_array_bytes: int) -> _Heade
   info = archive.getinfo(f'{name}.npy')
   start = io.BytesIO(zips.Reader(archive, info.filename).read(_MAX_HEADER_BYTES))
   version = np.lib.format.read_magic(start)
-  reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+  reader = (
+    np.lib.format.read_array_header_1_0
+    if version == (1, 0)
+    else np.lib.format.read_array_header_2_0
+  )
   shape, fortran_order, dtype = reader(start)
   header = _Header(dtype, shape, fortran_order, start.tell())
   if dtype.hasobject:
-    raise errors.InputError('pickled objects', where=name, found=dtype, expected='numbers',
-                            fix='save it as a plain numeric array; objects are never unpickled')
+    raise errors.InputError(
+      'pickled objects',
+      where=name,
+      found=dtype,
+      expected='numbers',
+      fix='save it as a plain numeric array; objects are never unpickled',
+    )
   if header.nbytes > max_array_bytes:
-    raise errors.InputError('array too large', where=name, found=f'{header.nbytes} bytes as {list(shape)} {dtype}',
-                            expected=f'<= {max_array_bytes} bytes', fix='raise the limit if the file is right')
+    raise errors.InputError(
+      'array too large',
+      where=name,
+      found=f'{header.nbytes} bytes as {list(shape)} {dtype}',
+      expected=f'<= {max_array_bytes} bytes',
+      fix='raise the limit if the file is right',
+    )
   if header.body + header.nbytes != info.file_size:
-    raise errors.InputError('header does not fit the data', where=name,
-                            found=f'{info.file_size - header.body} bytes of data',
-                            expected=f'{header.nbytes} bytes for {list(shape)} {dtype}')
+    raise errors.InputError(
+      'header does not fit the data',
+      where=name,
+      found=f'{info.file_size - header.body} bytes of data',
+      expected=f'{header.nbytes} bytes for {list(shape)} {dtype}',
+    )
   return header
 
 
-def _check_kind(headers: dict[str, _Header], kind: str | None, kind_arrays: Mapping[str, _Specs]) -> str:
+def _check_kind(
+  headers: dict[str, _Header], kind: str | None, kind_arrays: Mapping[str, _Specs]
+) -> str:
   found = [k for k, names in kind_arrays.items() if any(name in headers for name in names)]
   if len(found) != 1:
-    raise errors.InputError('neither a tile nor a layout file' if not found else 'both a tile and a layout file',
-                            found=f'arrays {", ".join(sorted(headers)) or "none"}',
-                            expected=' or '.join(', '.join(names) for names in kind_arrays.values()))
+    raise errors.InputError(
+      'neither a tile nor a layout file' if not found else 'both a tile and a layout file',
+      found=f'arrays {", ".join(sorted(headers)) or "none"}',
+      expected=' or '.join(', '.join(names) for names in kind_arrays.values()),
+    )
   if kind is not None and kind != found[0]:
-    raise errors.InputError('file of the other kind', found=f'a {found[0]} file', expected=f'a {kind} file',
-                            fix=f'it belongs to a {found[0]} collection or run')
+    raise errors.InputError(
+      'file of the other kind',
+      found=f'a {found[0]} file',
+      expected=f'a {kind} file',
+      fix=f'it belongs to a {found[0]} collection or run',
+    )
   return found[0]
 
 
 def _check_headers(headers: dict[str, _Header], known: _Specs) -> None:
-  """Checks that every array is there, of a fitting dtype and of a shape that agrees with the others."""
+  """Checks that every array is there, of a fitting dtype and of a shape that agrees with the
+  others.
+  """
   sizes: dict[str, tuple[int, str]] = {}  # Letter -> size, and the array that told it.
   for name, (dtype_kinds, shape) in known.items():
     if name not in headers:
       if name in _OPTIONAL_ARRAYS:
         continue
-      raise errors.InputError('array missing', where=name, found=f'arrays {", ".join(headers)}',
-                              expected=f'arrays {", ".join(name for name in known if name not in _OPTIONAL_ARRAYS)}')
+      raise errors.InputError(
+        'array missing',
+        where=name,
+        found=f'arrays {", ".join(headers)}',
+        expected=f'arrays {", ".join(name for name in known if name not in _OPTIONAL_ARRAYS)}',
+      )
     header = headers[name]
     if header.dtype.kind not in dtype_kinds:
       families = {'f': 'float', 'iu': 'integer', 'fiu': 'float or integer'}
-      raise errors.InputError('wrong dtype', where=name, found=header.dtype, expected=families[dtype_kinds])
+      raise errors.InputError(
+        'wrong dtype', where=name, found=header.dtype, expected=families[dtype_kinds]
+      )
     found = header.shape
     if name == 'node_splits' and len(found) == 2 and found[0] == 1:
       found = found[1:]
@@ -339,25 +437,37 @@ def _check_headers(headers: dict[str, _Header], known: _Specs) -> None:
     for letter in shape:
       size, source = sizes.get(letter, (None, '')) if isinstance(letter, str) else (letter, '')
       expected.append((size, f'{size} (as in {source})' if source else str(size or letter)))
-    if len(found) != len(shape) or any(want is not None and want != got
-                                       for (want, _), got in zip(expected, found, strict=True)):
-      raise errors.InputError('wrong shape', where=name, found=list(header.shape),
-                              expected=f'[{", ".join(text for _, text in expected)}]')
+    if len(found) != len(shape) or any(
+      want is not None and want != got for (want, _), got in zip(expected, found, strict=True)
+    ):
+      raise errors.InputError(
+        'wrong shape',
+        where=name,
+        found=list(header.shape),
+        expected=f'[{", ".join(text for _, text in expected)}]',
+      )
     for letter, size in zip(shape, found, strict=True):
       if isinstance(letter, str):
         sizes.setdefault(letter, (size, name))
 
 
-def _arrays(archive: zipfile.ZipFile, headers: dict[str, _Header], known: _Specs,
-            leave: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
-  """Those of the `known` arrays that are there but for those to `leave`, once all of them are found fit."""
+def _arrays(
+  archive: zipfile.ZipFile, headers: dict[str, _Header], known: _Specs, leave: tuple[str, ...] = ()
+) -> dict[str, np.ndarray]:
+  """Those of the `known` arrays that are there but for those to `leave`, once all of them are
+  found fit.
+  """
   headers = {name: headers[name] for name in known if name in headers}
   _check_headers(headers, known)
-  return {name: _array(archive, name, header) for name, header in headers.items() if name not in leave}
+  return {
+    name: _array(archive, name, header) for name, header in headers.items() if name not in leave
+  }
 
 
 def _array(archive: zipfile.ZipFile, name: str, header: _Header) -> np.ndarray:
-  """Inflates one array; layout configs come out as int8. With the last byte, its checksum is compared."""
+  """Inflates one array; layout configs come out as int8. With the last byte, its checksum is
+  compared.
+  """
   if name == _STREAMED:
     configs = np.empty(header.shape, np.int8)
     streams.fill(configs, _config_blocks(archive, header, np.arange(header.shape[0])))
@@ -375,7 +485,9 @@ def _chunks(archive: zipfile.ZipFile, name: str, header: _Header) -> Iterator[np
   member.read(header.body)
   size, step = math.prod(header.shape), max(1, _BLOCK_BYTES // max(header.dtype.itemsize, 1))
   for start in range(0, size, step):
-    yield np.frombuffer(_exactly(member, min(step, size - start) * header.dtype.itemsize, name), header.dtype)
+    yield np.frombuffer(
+      _exactly(member, min(step, size - start) * header.dtype.itemsize, name), header.dtype
+    )
 
 
 def _exactly(file: IO[bytes] | zips.Reader, size: int, name: str) -> bytes:
@@ -385,13 +497,19 @@ def _exactly(file: IO[bytes] | zips.Reader, size: int, name: str) -> bytes:
   return data
 
 
-def _config_blocks(archive: zipfile.ZipFile, header: _Header, rows: np.ndarray) -> Iterator[np.ndarray]:
-  """Layout configs at `rows`, ascending int64 [c], as int8 [b, NC, 18] in blocks; see `stream` for what is checked."""
+def _config_blocks(
+  archive: zipfile.ZipFile, header: _Header, rows: np.ndarray
+) -> Iterator[np.ndarray]:
+  """Layout configs at `rows`, ascending int64 [c], as int8 [b, NC, 18] in blocks; see `stream`
+  for what is checked.
+  """
   if header.fortran_order:
     yield from _transposed_blocks(archive, header, rows)
     return
   row_bytes = math.prod(header.shape[1:]) * header.dtype.itemsize
-  near = streams.rows_per_block(row_bytes, _BLOCK_BYTES)  # Rows that are read together, those between them as well.
+  near = streams.rows_per_block(
+    row_bytes, _BLOCK_BYTES
+  )  # Rows that are read together, those between them as well.
   per_block = min(rows.size, streams.rows_per_block(math.prod(header.shape[1:])))
   block, filled = np.empty((0, *header.shape[1:]), np.int8), 0
   read = _rows_of_member(archive, header, row_bytes, whole=rows.size == header.shape[0])
@@ -407,7 +525,7 @@ def _config_blocks(archive: zipfile.ZipFile, header: _Header, rows: np.ndarray) 
       if not filled:
         block = np.empty((per_block, *header.shape[1:]), np.int8)
       size = min(len(narrowed), per_block - filled)
-      block[filled:filled + size] = narrowed[:size]
+      block[filled : filled + size] = narrowed[:size]
       narrowed, filled = narrowed[size:], filled + size
       if filled == per_block:
         yield block
@@ -417,12 +535,14 @@ def _config_blocks(archive: zipfile.ZipFile, header: _Header, rows: np.ndarray) 
     yield block[:filled]
 
 
-def _rows_of_member(archive: zipfile.ZipFile, header: _Header, row_bytes: int, *,
-                    whole: bool) -> Callable[[int, int], bytes]:
+def _rows_of_member(
+  archive: zipfile.ZipFile, header: _Header, row_bytes: int, *, whole: bool
+) -> Callable[[int, int], bytes]:
   """A function that reads configs [start, stop), forwards only.
 
-  A compressed member is inflated from its first byte on, so that its checksum is compared where the last call is for
-  the end; in one that is not, the others are skipped unless it is read as a `whole`.
+  A compressed member is inflated from its first byte on, so that its checksum is compared where
+  the last call is for the end; in one that is not, the others are skipped unless it is read as a
+  `whole`.
   """
   info = archive.getinfo(f'{_STREAMED}.npy')
   member = zips.Reader(archive, info.filename)
@@ -436,7 +556,9 @@ def _rows_of_member(archive: zipfile.ZipFile, header: _Header, row_bytes: int, *
     return inflate
   file: IO[bytes] = archive.fp  # type: ignore[assignment]
   file.seek(info.header_offset + _LENGTHS_IN_LOCAL_HEADER)
-  data = info.header_offset + _LOCAL_HEADER_BYTES + sum(struct.unpack('<HH', file.read(4))) + header.body
+  data = (
+    info.header_offset + _LOCAL_HEADER_BYTES + sum(struct.unpack('<HH', file.read(4))) + header.body
+  )
 
   def seek(start: int, stop: int) -> bytes:
     file.seek(data + start * row_bytes)
@@ -445,7 +567,9 @@ def _rows_of_member(archive: zipfile.ZipFile, header: _Header, row_bytes: int, *
   return seek
 
 
-def _transposed_blocks(archive: zipfile.ZipFile, header: _Header, rows: np.ndarray) -> Iterator[np.ndarray]:
+def _transposed_blocks(
+  archive: zipfile.ZipFile, header: _Header, rows: np.ndarray
+) -> Iterator[np.ndarray]:
   """`_config_blocks` of an array in Fortran order, where the values of a config lie far apart."""
   configs, *row_shape = header.shape
   start = 0
@@ -476,17 +600,27 @@ def _narrow(values: np.ndarray) -> tuple[np.ndarray, tuple[int, ...] | None]:
 
 
 def _no_small_integer(index: Iterable[Any], value: Any) -> errors.InputError:
-  return errors.InputError('value not a small integer', where=f'{_STREAMED}{[int(i) for i in index]}', found=value,
-                           expected='a whole number from -128 to 127 (dimensions of a layout, or -1)')
+  return errors.InputError(
+    'value not a small integer',
+    where=f'{_STREAMED}{[int(i) for i in index]}',
+    found=value,
+    expected='a whole number from -128 to 127 (dimensions of a layout, or -1)',
+  )
 
 
 def _mark_unmeasured(kind: str, arrays: dict[str, Any]) -> np.ndarray:
-  """Marks failed runs in the `arrays`, int64 from then on; returns which configs are measured, bool [C]."""
+  """Marks failed runs in the `arrays`, int64 from then on; returns which configs are measured,
+  bool [C].
+  """
   runtime = arrays['config_runtime'].astype(np.int64, copy=False)  # Beyond int64 it turns negative.
   if (runtime < 0).any():
     i = int(np.argmax(runtime < 0))
-    raise errors.InputError('runtime out of range', where=f'config_runtime[{i}]', found=arrays['config_runtime'][i],
-                            expected='0 ("not measured") to 2**63 - 1 ns')
+    raise errors.InputError(
+      'runtime out of range',
+      where=f'config_runtime[{i}]',
+      found=arrays['config_runtime'][i],
+      expected='0 ("not measured") to 2**63 - 1 ns',
+    )
   short = runtime < module_lib.MIN_RUNTIME_NS
   no_normalizer = np.zeros_like(short)
   if kind == 'tile':
@@ -496,7 +630,9 @@ def _mark_unmeasured(kind: str, arrays: dict[str, Any]) -> np.ndarray:
   arrays['dropped_runs'] = {}
   if not unmeasured.all():
     reasons = {SHORT_RUN: short, NO_NORMALIZER: no_normalizer}
-    arrays['dropped_runs'] = {reason: int(mask.sum()) for reason, mask in reasons.items() if mask.any()}
+    arrays['dropped_runs'] = {
+      reason: int(mask.sum()) for reason, mask in reasons.items() if mask.any()
+    }
   arrays['config_runtime'] = np.where(unmeasured, module_lib.UNMEASURED, runtime)
   if kind == 'tile':
     arrays['config_runtime_normalizers'] = np.where(unmeasured, module_lib.UNMEASURED, normalizers)
@@ -504,7 +640,9 @@ def _mark_unmeasured(kind: str, arrays: dict[str, Any]) -> np.ndarray:
 
 
 def _outline(kind: str, module_id: str, arrays: dict[str, Any]) -> module_lib.Module:
-  """The module of the `arrays`; of layout configs without their features, as if no op were configurable."""
+  """The module of the `arrays`; of layout configs without their features, as if no op were
+  configurable.
+  """
   arrays = dict(arrays)
   c = arrays['config_runtime'].size
   n = arrays['node_opcode'].size
@@ -513,4 +651,6 @@ def _outline(kind: str, module_id: str, arrays: dict[str, Any]) -> module_lib.Mo
   if kind == 'layout':
     arrays['node_config_ids'] = np.arange(0)
     arrays[_STREAMED] = np.zeros((c, 0, features.NUM_LAYOUT_FEATURES), np.int8)
-  return module_lib.Module(module_id=module_id, kind=kind, node_splits=splits, config_id=config_id, **arrays)
+  return module_lib.Module(
+    module_id=module_id, kind=kind, node_splits=splits, config_id=config_id, **arrays
+  )

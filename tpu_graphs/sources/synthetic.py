@@ -1,13 +1,14 @@
 """The built-in sample: small made-up programs with planted runtimes.
 
-Nothing here was measured, and every module says so in its name. The sample lets everything that handles real data run
-without a download, and it can be learnt: the runtime of a config is `planted_cost`, a function of the module's
-features alone, times some noise. The cost follows a TPU in outline (registers of 8 x 128 values, a small fast memory,
-copies between layouts that differ), not in its numbers: a model that ranks the sample well is known to work, not to be
-good.
+Nothing here was measured, and every module says so in its name. The sample lets everything that
+handles real data run
+without a download, and it can be learnt: the runtime of a config is `planted_cost`, a function
+of the module's features alone, times some noise. The cost follows a TPU in outline (registers of
+8 x 128 values, a small fast memory, copies between layouts that differ), not in its numbers: a
+model that ranks the sample well is known to work, not to be good.
 
-Tile modules are fused kernels whose configs are tilings. Layout modules are convolutional nets, perceptrons and
-transformers whose configs permute the layouts of convolutions, dots and reshapes.
+Tile modules are fused kernels whose configs are tilings. Layout modules are convolutional nets,
+perceptrons and transformers whose configs permute the layouts of convolutions, dots and reshapes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ from tpu_graphs.sources import synthetic_programs as programs
 NOISE = 0.01  # Standard deviation of the logarithm of a runtime.
 
 # The planted machine; rates are per ns.
-_LANES, _SUBLANES = _REGISTER = (128, 8)  # The minor-most and the next dimension are padded to multiples of these.
+_LANES, _SUBLANES = _REGISTER = (
+  128,
+  8,
+)  # The minor-most and the next dimension are padded to multiples of these.
 _BYTE_RATE = 500.0
 _MATRIX_RATE = 50_000.0  # Multiplications of a convolution or dot, with their additions.
 _VECTOR_RATE = 1_000.0  # Units of `_WORK`.
@@ -41,15 +45,25 @@ _FAST_BYTES = 2 << 20
 _MAX_SPILL = 4.0
 _TILE_NS = 400.0  # To start a tile.
 _LAUNCH_NS = 1_500.0  # To start a module.
-_MINOR_PASSES, _MAJOR_PASSES = 2.0, 0.5  # Over a tensor, to move its minor-most dimension or only others.
+_MINOR_PASSES, _MAJOR_PASSES = (
+  2.0,
+  0.5,
+)  # Over a tensor, to move its minor-most dimension or only others.
 _ELEMENT_BYTES = {'pred': 1, 'bf16': 2, 's32': 4, 'f32': 4}
 
 # These leave shapes as they are, and so pass the layout of their operands on.
 _ELEMENTWISE = ('convert', 'select', *programs.UNARY, *programs.BINARY)
 _CONFIGURABLE = ('convolution', 'dot', 'reshape')
 # For each value, in additions; other opcodes do no such work.
-_WORK = {**dict.fromkeys(('compare', 'reduce', *_ELEMENTWISE), 1.0),
-         'divide': 4.0, 'transpose': 4.0, 'rsqrt': 6.0, 'exponential': 8.0, 'logistic': 10.0, 'tanh': 12.0}
+_WORK = {
+  **dict.fromkeys(('compare', 'reduce', *_ELEMENTWISE), 1.0),
+  'divide': 4.0,
+  'transpose': 4.0,
+  'rsqrt': 6.0,
+  'exponential': 8.0,
+  'logistic': 10.0,
+  'tanh': 12.0,
+}
 
 _TILINGS_TRIED = 2000
 _MAX_SPREAD = 18.0  # A tiling this much slower than the best is not worth a measurement.
@@ -65,18 +79,24 @@ class Split:
     num_modules: modules, one file each.
     num_configs: their configs together.
   """
+
   kind: str
   name: str
   num_modules: int
   num_configs: int
 
 
-def write_tree(directory: str | os.PathLike[str], *, seed: int = 0, tile: Sequence[int] = (160, 32, 32),
-               layout: Sequence[int] = (80, 16, 16)) -> list[Split]:
+def write_tree(
+  directory: str | os.PathLike[str],
+  *,
+  seed: int = 0,
+  tile: Sequence[int] = (160, 32, 32),
+  layout: Sequence[int] = (80, 16, 16),
+) -> list[Split]:
   """Writes DIRECTORY/npz/{tile,layout}/synthetic/{train,valid,test}/*.npz and DIRECTORY/README.txt.
 
-  Unlike the published test split, that of the sample is measured as well. No two modules of a kind have equal graphs.
-  The folder npz appears when it is complete.
+  Unlike the published test split, that of the sample is measured as well. No two modules of a
+  kind have equal graphs. The folder npz appears when it is complete.
 
   Args:
     directory: made where it is missing.
@@ -92,8 +112,13 @@ def write_tree(directory: str | os.PathLike[str], *, seed: int = 0, tile: Sequen
   try:
     target.mkdir(parents=True, exist_ok=True)
     if found := sorted(entry.name for entry in target.iterdir()):
-      raise errors.InputError('folder not empty', path=str(target), found=', '.join(found[:3]),
-                              expected='a new or an empty folder', fix='name another one, or remove it')
+      raise errors.InputError(
+        'folder not empty',
+        path=str(target),
+        found=', '.join(found[:3]),
+        expected='a new or an empty folder',
+        fix='name another one, or remove it',
+      )
     with tempfile.TemporaryDirectory(prefix='.npz.', dir=target) as unfinished:
       for kind, sizes in (('tile', tile), ('layout', layout)):
         modules = generate(kind, sum(sizes), seed)
@@ -108,13 +133,18 @@ def write_tree(directory: str | os.PathLike[str], *, seed: int = 0, tile: Sequen
       (target / 'README.txt').write_text(_readme(seed, splits), encoding='utf-8')
       os.replace(pathlib.Path(unfinished, 'npz'), target / 'npz')
   except OSError as error:
-    raise errors.InputError('cannot write folder', path=str(target), found=error.strerror) from error
+    raise errors.InputError(
+      'cannot write folder', path=str(target), found=error.strerror
+    ) from error
   return splits
 
 
 def _readme(seed: int, splits: list[Split]) -> str:
-  folders = '\n'.join(f'  npz/{split.kind}/synthetic/{split.name}: {split.num_modules} modules, '
-                      f'{split.num_configs} configs' for split in splits)
+  folders = '\n'.join(
+    f'  npz/{split.kind}/synthetic/{split.name}: {split.num_modules} modules, '
+    f'{split.num_configs} configs'
+    for split in splits
+  )
   return f"""SYNTHETIC DATA: none of these programs exists and no runtime was measured.
 
 The modules were generated by tpu_graphs/sources/synthetic.py with seed {seed}. A runtime is a planted cost,
@@ -127,14 +157,17 @@ Collections tile:synthetic and layout:synthetic:
 
 
 def generate(kind: str, count: int, seed: int = 0) -> Iterator[module_lib.Module]:
-  """`count` modules of distinct topology. Where a graph has occurred before, the module and its number are left out.
+  """`count` modules of distinct topology. Where a graph has occurred before, the module and its
+  number are left out.
 
   Raises:
     InputError: unknown kind.
   """
   makers = {'tile': tile_module, 'layout': layout_module}
   if kind not in makers:
-    raise errors.InputError('unknown kind', where='kind', found=repr(kind), expected=' or '.join(makers))
+    raise errors.InputError(
+      'unknown kind', where='kind', found=repr(kind), expected=' or '.join(makers)
+    )
   return _distinct(functools.partial(makers[kind], seed=seed), count)
 
 
@@ -156,7 +189,8 @@ def tile_module(index: int, *, seed: int = 0, noise: float = NOISE) -> module_li
   Args:
     index: number of the module within the sample.
     seed: of the sample. Equal numbers and seeds give equal modules.
-    noise: standard deviation of the logarithm of a runtime; 0 leaves the planted cost, rounded to ns.
+    noise: standard deviation of the logarithm of a runtime; 0 leaves the planted cost, rounded
+      to ns.
   """
   rng = np.random.default_rng([seed, 0, index])
   program = programs.Program(element_type=programs.pick(rng, ('f32', 'f32', 'bf16')))
@@ -165,62 +199,91 @@ def tile_module(index: int, *, seed: int = 0, noise: float = NOISE) -> module_li
   program.call('fusion', program.end_computation())
   program.end_computation()
   config_feat = _tilings(kernel, rng)
-  pool = _unmeasured(program, 'tile', index, len(config_feat), config_feat=config_feat,
-                     config_runtime_normalizers=np.full(len(config_feat), module_lib.UNMEASURED))
+  pool = _unmeasured(
+    program,
+    'tile',
+    index,
+    len(config_feat),
+    config_feat=config_feat,
+    config_runtime_normalizers=np.full(len(config_feat), module_lib.UNMEASURED),
+  )
   cost = planted_cost(pool)
   worthwhile = np.flatnonzero(cost <= _MAX_SPREAD * cost.min())
   default = worthwhile[np.argmax(_rule_of_thumb(config_feat[worthwhile]))]
-  others = rng.permutation(worthwhile[worthwhile != default])[:rng.integers(19, 79, endpoint=True)]
+  others = rng.permutation(worthwhile[worthwhile != default])[: rng.integers(19, 79, endpoint=True)]
   return _measured(pool.select_configs(np.append(default, others)), rng, noise)
 
 
 def layout_module(index: int, *, seed: int = 0, noise: float = NOISE) -> module_lib.Module:
-  """A program with 40 to 100 layout configs, of which the first is the default: dimensions in descending order.
+  """A program with 40 to 100 layout configs, of which the first is the default: dimensions in
+  descending order.
 
   Args:
     index: number of the module within the sample.
     seed: of the sample. Equal numbers and seeds give equal modules.
-    noise: standard deviation of the logarithm of a runtime; 0 leaves the planted cost, rounded to ns.
+    noise: standard deviation of the logarithm of a runtime; 0 leaves the planted cost, rounded
+      to ns.
   """
   rng = np.random.default_rng([seed, 1, index])
   program = programs.Program(element_type=programs.pick(rng, ('f32', 'bf16')))
   programs.pick(rng, programs.NETS)(program, rng)
   # As in the published graphs, some reshapes cannot be configured.
-  chosen = [i for i, op in enumerate(program.ops)
-            if op.opcode in _CONFIGURABLE and (op.opcode != 'reshape' or rng.random() < 0.8)]
+  chosen = [
+    i
+    for i, op in enumerate(program.ops)
+    if op.opcode in _CONFIGURABLE and (op.opcode != 'reshape' or rng.random() < 0.8)
+  ]
   shapes = [[program.shape(tensor) for tensor in (i, *program.ops[i].operands)] for i in chosen]
   node_config_feat = _layouts(shapes, int(rng.integers(40, 100, endpoint=True)), rng)
-  module = _unmeasured(program, 'layout', index, len(node_config_feat), node_config_ids=np.array(chosen, np.int64),
-                       node_config_feat=node_config_feat)
+  module = _unmeasured(
+    program,
+    'layout',
+    index,
+    len(node_config_feat),
+    node_config_ids=np.array(chosen, np.int64),
+    node_config_feat=node_config_feat,
+  )
   return _measured(module, rng, noise)
 
 
-def _unmeasured(program: programs.Program, kind: str, index: int, c: int, **configs: Any) -> module_lib.Module:
-  return module_lib.Module(module_id=f'synthetic_{kind}_{index:04d}', kind=kind, config_id=np.arange(c),
-                           config_runtime=np.full(c, module_lib.UNMEASURED), **program.arrays(), **configs)
+def _unmeasured(
+  program: programs.Program, kind: str, index: int, c: int, **configs: Any
+) -> module_lib.Module:
+  return module_lib.Module(
+    module_id=f'synthetic_{kind}_{index:04d}',
+    kind=kind,
+    config_id=np.arange(c),
+    config_runtime=np.full(c, module_lib.UNMEASURED),
+    **program.arrays(),
+    **configs,
+  )
 
 
-def _measured(module: module_lib.Module, rng: np.random.Generator, noise: float) -> module_lib.Module:
+def _measured(
+  module: module_lib.Module, rng: np.random.Generator, noise: float
+) -> module_lib.Module:
   """`module` with runtimes and its configs numbered anew; the first is the default."""
   c = module.num_configs
   runtime = np.rint(planted_cost(module) * np.exp(noise * rng.standard_normal(c))).astype(np.int64)
   normalizers = np.full(c, runtime[0]) if module.kind == 'tile' else None
-  return dataclasses.replace(module, config_id=np.arange(c), config_runtime=runtime,
-                             config_runtime_normalizers=normalizers)
+  return dataclasses.replace(
+    module, config_id=np.arange(c), config_runtime=runtime, config_runtime_normalizers=normalizers
+  )
 
 
 # The planted cost.
 
 
 def planted_cost(module: module_lib.Module) -> np.ndarray:
-  """Time of each config of a module of the sample without noise, ns, float64 [C], from its features alone.
+  """Time of each config of a module of the sample without noise, ns, float64 [C], from its
+  features alone.
 
-  Tile: number of tiles times (a start, and the longer of computing a tile and moving it, padded to whole registers);
-  a tile takes longer where two of them exceed the fast memory.
+  Tile: number of tiles times (a start, and the longer of computing a tile and moving it, padded
+  to whole registers); a tile takes longer where two of them exceed the fast memory.
 
-  Layout: each configurable op computes and moves its tensors, padded to whole registers along the dimensions that its
-  layouts make minor-most; a tensor that one configurable op makes in another layout than the next one reads it in is
-  copied on the way.
+  Layout: each configurable op computes and moves its tensors, padded to whole registers along
+  the dimensions that its layouts make minor-most; a tensor that one configurable op makes in
+  another layout than the next one reads it in is copied on the way.
   """
   return _tile_cost(module) if module.kind == 'tile' else _layout_cost(module)
 
@@ -233,18 +296,20 @@ class _Graph:
     shapes: dimensions of each op's tensor.
     elements: number of values in it, float64 [N].
     bytes: its size, float64 [N].
-    operands: indices of each op's operands, ascending. The features do not tell input and kernel apart: programs of the
-      sample make the input first.
+    operands: indices of each op's operands, ascending. The features do not tell input and kernel
+      apart: programs of the sample make the input first.
   """
 
   def __init__(self, module: module_lib.Module):
     feat, columns = module.node_feat.astype(np.float64), programs.feature_columns()
     first = columns['shape_dimensions_0']
     self.names = [features.opcode_names()[opcode] for opcode in module.node_opcode]
-    self.shapes = [tuple(int(size) for size in row if size) for row in feat[:, first:first + 6]]
+    self.shapes = [tuple(int(size) for size in row if size) for row in feat[:, first : first + 6]]
     self.elements = feat[:, columns['shape_dimensions_product']]
-    self.bytes = self.elements * sum(size * feat[:, columns[f'shape_element_type_is_{name}']]
-                                     for name, size in _ELEMENT_BYTES.items())
+    self.bytes = self.elements * sum(
+      size * feat[:, columns[f'shape_element_type_is_{name}']]
+      for name, size in _ELEMENT_BYTES.items()
+    )
     self.operands: list[list[int]] = [[] for _ in self.names]
     for consumer, operand in module.edge_index.tolist():
       self.operands[consumer].append(operand)
@@ -256,9 +321,14 @@ class _Graph:
     source, kernel = self.operands[op]
     if self.names[op] == 'convolution':
       return self.elements[op] * self.elements[kernel] / self.shapes[kernel][-1]
-    # b m k n from the sizes of [b, m, k] x [b, k, n] -> [b, m, n], since features do not tell which dimension is k.
-    return math.sqrt(self.elements[op] * self.elements[source] * self.elements[kernel]
-                     / math.prod(self.shapes[op][:-2]))
+    # b m k n from the sizes of [b, m, k] x [b, k, n] -> [b, m, n], since features do not tell which
+    # dimension is k.
+    return math.sqrt(
+      self.elements[op]
+      * self.elements[source]
+      * self.elements[kernel]
+      / math.prod(self.shapes[op][:-2])
+    )
 
   def makers(self, tensor: int, among: Container[int]) -> list[int]:
     """The ops of `among` that make `tensor`, or tensors from which it is made value by value."""
@@ -276,22 +346,33 @@ class _Graph:
 def _tile_cost(module: module_lib.Module) -> np.ndarray:
   assert module.config_feat is not None  # Of this kind.
   graph = _Graph(module)
-  body = np.flatnonzero(module.computation < module.computation[-1])  # The entry behind it only calls the fusion.
+  body = np.flatnonzero(
+    module.computation < module.computation[-1]
+  )  # The entry behind it only calls the fusion.
   root = body[-1]
-  kernel_tile, output_tile, input_tile = (module.config_feat[:, first:first + 6].astype(np.float64)
-                                          for first in (0, 8, 16))
+  kernel_tile, output_tile, input_tile = (
+    module.config_feat[:, first : first + 6].astype(np.float64) for first in (0, 8, 16)
+  )
   rank = len(graph.shapes[root])
 
   def value_bytes(tensor: int) -> float:
-    """Bytes that are moved for each value of `tensor`, together with the parameters that come in tiles like it."""
-    alike = [op for op in body if graph.names[op] == 'parameter' and graph.elements[op] == graph.elements[tensor]]
+    """Bytes that are moved for each value of `tensor`, together with the parameters that come in
+    tiles like it.
+    """
+    alike = [
+      op
+      for op in body
+      if graph.names[op] == 'parameter' and graph.elements[op] == graph.elements[tensor]
+    ]
     return sum(graph.bytes[op] for op in {tensor, *alike}) / graph.elements[tensor]
 
   # All that follows is [C].
   tiles = np.prod(np.ceil(graph.shapes[root] / output_tile[:, :rank]), axis=1)
   values = _padded_size(output_tile, rank)
   output_bytes = values * value_bytes(root)
-  work = sum(_WORK.get(graph.names[op], 0.0) * graph.elements[op] for op in body) / graph.elements[root]
+  work = (
+    sum(_WORK.get(graph.names[op], 0.0) * graph.elements[op] for op in body) / graph.elements[root]
+  )
   vector_ns = values * work / _VECTOR_RATE
   input_bytes, matrix_ns, steps = np.zeros_like(tiles), np.zeros_like(tiles), np.ones_like(tiles)
   for op in body:
@@ -302,16 +383,21 @@ def _tile_cost(module: module_lib.Module) -> np.ndarray:
       source, kernel = graph.operands[op]
       depth, kernel_rank = graph.shapes[kernel][-2], len(graph.shapes[kernel])
       depth_tile = kernel_tile[:, kernel_rank - 2]
-      steps = np.ceil(depth / depth_tile)  # Over the contracted dimension, which add up to one tile of the output.
-      window = np.prod(kernel_tile[:, :kernel_rank - 2], axis=1)
+      steps = np.ceil(
+        depth / depth_tile
+      )  # Over the contracted dimension, which add up to one tile of the output.
+      window = np.prod(kernel_tile[:, : kernel_rank - 2], axis=1)
       matrix_ns = values * window * _round_up(depth_tile, _LANES) / _MATRIX_RATE
-      input_bytes = (_padded_size(input_tile, len(graph.shapes[source])) * value_bytes(source)
-                     + _padded_size(kernel_tile, kernel_rank) * value_bytes(kernel))
+      input_bytes = _padded_size(input_tile, len(graph.shapes[source])) * value_bytes(
+        source
+      ) + _padded_size(kernel_tile, kernel_rank) * value_bytes(kernel)
   compute_ns = matrix_ns + vector_ns / steps
   move_ns = (input_bytes + output_bytes / steps) / _BYTE_RATE
   spill = np.clip(2 * (input_bytes + output_bytes) / _FAST_BYTES - 1, 0, _MAX_SPILL)
   step_ns = _TILE_NS + np.maximum(compute_ns, move_ns) * (1 + spill)
-  return _LAUNCH_NS + tiles * steps * step_ns + np.minimum(compute_ns, move_ns)  # The first tile cannot overlap.
+  return (
+    _LAUNCH_NS + tiles * steps * step_ns + np.minimum(compute_ns, move_ns)
+  )  # The first tile cannot overlap.
 
 
 def _layout_cost(module: module_lib.Module) -> np.ndarray:
@@ -324,19 +410,29 @@ def _layout_cost(module: module_lib.Module) -> np.ndarray:
   def layout(op: int, tensor: int) -> np.ndarray:
     """int8 [C, rank], minor to major; tensor 0 is the output, 1 the input, 2 the kernel."""
     rank = len(graph.shapes[(op, *graph.operands[op])[tensor]])
-    return configs[:, config_of_op[op], 6 * tensor:6 * tensor + rank]
+    return configs[:, config_of_op[op], 6 * tensor : 6 * tensor + rank]
 
-  cost = np.full(module.num_configs, _LAUNCH_NS)  # Other ops are thought of as fused into these, at no cost.
+  cost = np.full(
+    module.num_configs, _LAUNCH_NS
+  )  # Other ops are thought of as fused into these, at no cost.
   for op in config_of_op:
     tensors = (op, *graph.operands[op])
-    padding = [_padding(graph.shapes[tensor], layout(op, i)) for i, tensor in enumerate(tensors)]  # Each [C].
-    move_ns = sum(graph.bytes[tensor] * factor for tensor, factor in zip(tensors, padding, strict=True)) / _BYTE_RATE
+    padding = [
+      _padding(graph.shapes[tensor], layout(op, i)) for i, tensor in enumerate(tensors)
+    ]  # Each [C].
+    move_ns = (
+      sum(graph.bytes[tensor] * factor for tensor, factor in zip(tensors, padding, strict=True))
+      / _BYTE_RATE
+    )
     cost += np.maximum(move_ns, graph.multiplications(op) * padding[0] / _MATRIX_RATE)
     for i, operand in enumerate(graph.operands[op], start=1):
       for maker in graph.makers(operand, config_of_op):
         made, read = layout(maker, 0), layout(op, i)
-        passes = np.where((made[:, :1] != read[:, :1]).any(axis=1), _MINOR_PASSES,
-                          np.where((made != read).any(axis=1), _MAJOR_PASSES, 0))
+        passes = np.where(
+          (made[:, :1] != read[:, :1]).any(axis=1),
+          _MINOR_PASSES,
+          np.where((made != read).any(axis=1), _MAJOR_PASSES, 0),
+        )
         cost += passes * graph.bytes[operand] / _BYTE_RATE
   return cost
 
@@ -354,9 +450,11 @@ def _padded_size(tile: np.ndarray, rank: int) -> np.ndarray:
 
 
 def _padding(shape: Sequence[int], layout: np.ndarray) -> np.ndarray:
-  """By how much padding to whole registers enlarges a tensor in layouts [C, rank], minor to major: [C]."""
+  """By how much padding to whole registers enlarges a tensor in layouts [C, rank], minor to
+  major: [C].
+  """
   factor = np.ones(len(layout))
-  for position, multiple in enumerate(_REGISTER[:len(shape)]):
+  for position, multiple in enumerate(_REGISTER[: len(shape)]):
     sizes = np.array(shape)[layout[:, position]]
     factor *= _round_up(sizes, multiple) / sizes
   return factor
@@ -372,7 +470,7 @@ def _tilings(kernel: programs.Kernel, rng: np.random.Generator) -> np.ndarray:
   blocks = np.zeros((len(tiles), 3, 8), np.int64)
   for block, bounds in zip(blocks.swapaxes(0, 1), kernel.bounds(tiles), strict=True):
     if bounds.shape[1]:  # The product of no bounds is 0 here, unlike in node features.
-      block[:, :bounds.shape[1]] = bounds
+      block[:, : bounds.shape[1]] = bounds
       block[:, 6], block[:, 7] = bounds.sum(axis=1), bounds.prod(axis=1)
   return blocks.reshape(len(tiles), -1).astype(np.float32)
 
@@ -385,35 +483,50 @@ def _tile_sizes(size: int) -> list[int]:
 
 
 def _rule_of_thumb(config_feat: np.ndarray) -> np.ndarray:
-  """What the made-up compiler goes by, higher first: large and wide tiles that fit well into the fast memory."""
+  """What the made-up compiler goes by, higher first: large and wide tiles that fit well into the
+  fast memory.
+  """
   rank = np.count_nonzero(config_feat[0, 8:14])
   size = config_feat[:, 7] + config_feat[:, 15] + config_feat[:, 23]
   return np.where(16 * size <= _FAST_BYTES, size * config_feat[:, 7 + rank], -size)
 
 
-def _layouts(shapes: Sequence[Sequence[Sequence[int]]], count: int, rng: np.random.Generator) -> np.ndarray:
-  """Distinct layouts of ops with outputs, inputs and kernels of these shapes, int8 [count, NC, 18]; see `Module`."""
+def _layouts(
+  shapes: Sequence[Sequence[Sequence[int]]], count: int, rng: np.random.Generator
+) -> np.ndarray:
+  """Distinct layouts of ops with outputs, inputs and kernels of these shapes, int8 [count, NC,
+  18]; see `Module`.
+  """
   default = np.full((len(shapes), 3, features.LAYOUT_DIMENSIONS), -1, np.int8)
   for i, tensors in enumerate(shapes):
     for tensor, shape in enumerate(tensors):
-      default[i, tensor, :len(shape)] = _descending(len(shape))
+      default[i, tensor, : len(shape)] = _descending(len(shape))
   configs = {default.tobytes(): default}
   while len(configs) < count:
-    # Some configs change few ops, others most, all in a row; most have one idea for all tensors that they change.
-    length = int(rng.integers(1, 3)) if rng.random() < 0.3 else int(len(shapes) * rng.uniform(0.3, 1.1)) + 1
+    # Some configs change few ops, others most, all in a row; most have one idea for all tensors
+    # that they change.
+    length = (
+      int(rng.integers(1, 3))
+      if rng.random() < 0.3
+      else int(len(shapes) * rng.uniform(0.3, 1.1)) + 1
+    )
     start = rng.integers(1 - length, len(shapes))
     idea = int(rng.integers(60)) if rng.random() < 0.7 else None  # 60: of all ranks a multiple.
     config = default.copy()
     for i in range(max(start, 0), min(start + length, len(shapes))):
       for tensor, shape in enumerate(shapes[i]):
-        config[i, tensor, :len(shape)] = _layout(shape, idea, rng)
+        config[i, tensor, : len(shape)] = _layout(shape, idea, rng)
     configs.setdefault(config.tobytes(), config)
   return np.stack(list(configs.values())).reshape(count, len(shapes), features.NUM_LAYOUT_FEATURES)
 
 
 def _layout(shape: Sequence[int], idea: int | None, rng: np.random.Generator) -> list[int]:
-  """A layout, minor to major: usually descending but for the minor-most dimension, which `idea` or chance picks."""
-  good = [dimension for dimension, size in enumerate(shape) if size >= _SUBLANES]  # Smaller ones fill no register.
+  """A layout, minor to major: usually descending but for the minor-most dimension, which `idea`
+  or chance picks.
+  """
+  good = [
+    dimension for dimension, size in enumerate(shape) if size >= _SUBLANES
+  ]  # Smaller ones fill no register.
   if not good:
     return _descending(len(shape))
   minor = good[idea % len(good)] if idea is not None else programs.pick(rng, good)

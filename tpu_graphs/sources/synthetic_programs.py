@@ -1,4 +1,6 @@
-"""The programs of the built-in sample, see `synthetic`: graphs that are built op by op, and their node features."""
+"""The programs of the built-in sample, see `synthetic`: graphs that are built op by op, and
+their node features.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ _T = TypeVar('_T')
 
 @dataclasses.dataclass(frozen=True)
 class _Op:
-  """One op: `attributes` are values by the name of their block of columns, such as 'window_size'."""
+  """One op: `attributes` are values by the name of their block of columns, such as
+  'window_size'.
+  """
+
   opcode: str
   element_type: str
   shape: tuple[int, ...]
@@ -30,6 +35,7 @@ class _Op:
 @dataclasses.dataclass(frozen=True)
 class Computation:
   """A finished computation: its root and its parameters, as indices of ops."""
+
   root: int
   parameters: list[int]
 
@@ -37,7 +43,8 @@ class Computation:
 class Program:
   """A program that is built op by op; methods that add one return its index and find out its shape.
 
-  Computations follow each other, called ones before their callers, and the last op of each is its root.
+  Computations follow each other, called ones before their callers, and the last op of each is
+  its root.
   """
 
   def __init__(self, *, element_type: str):
@@ -51,7 +58,9 @@ class Program:
     """The arrays of the graph, as `Module` describes them."""
     node_feat = np.zeros((len(self.ops), features.NUM_NODE_FEATURES), np.float32)
     columns = feature_columns()
-    node_feat[:, [column for name, column in columns.items() if name.endswith('_product')]] = 1  # Of no values.
+    node_feat[:, [column for name, column in columns.items() if name.endswith('_product')]] = (
+      1  # Of no values.
+    )
     for row, op in zip(node_feat, self.ops, strict=True):
       row[columns[f'shape_element_type_is_{op.element_type}']] = 1
       _put(row, 'shape_dimensions', op.shape)
@@ -60,11 +69,13 @@ class Program:
         _put(row, name, values)
     node_feat[np.array(self._ends) - 1, columns['is_root']] = 1
     edges = sorted({(i, operand) for i, op in enumerate(self.ops) for operand in op.operands})
-    return {'node_opcode': np.array([features.opcodes()[op.opcode] for op in self.ops], np.uint8),
-            'node_feat': node_feat,
-            'edge_index': np.array(edges, np.int64).reshape(-1, 2),
-            'node_splits': np.array(self._splits, np.int64),  # `Module` appends the end.
-            'computation': np.repeat(np.arange(len(self._ends)), np.diff([0, *self._ends]))}
+    return {
+      'node_opcode': np.array([features.opcodes()[op.opcode] for op in self.ops], np.uint8),
+      'node_feat': node_feat,
+      'edge_index': np.array(edges, np.int64).reshape(-1, 2),
+      'node_splits': np.array(self._splits, np.int64),  # `Module` appends the end.
+      'computation': np.repeat(np.arange(len(self._ends)), np.diff([0, *self._ends])),
+    }
 
   def end_computation(self, *, is_cluster: bool = False) -> Computation:
     """Ends the present computation, and the segment too if it is a cluster."""
@@ -77,28 +88,50 @@ class Program:
   def shape(self, op: int) -> tuple[int, ...]:
     return self.ops[op].shape
 
-  def add(self, opcode: str, shape: Sequence[int], *operands: int, element_type: str | None = None,
-          **attributes: Sequence[int]) -> int:
-    self.ops.append(_Op(opcode, element_type or self.element_type, tuple(shape), operands, attributes))
+  def add(
+    self,
+    opcode: str,
+    shape: Sequence[int],
+    *operands: int,
+    element_type: str | None = None,
+    **attributes: Sequence[int],
+  ) -> int:
+    self.ops.append(
+      _Op(opcode, element_type or self.element_type, tuple(shape), operands, attributes)
+    )
     return len(self.ops) - 1
 
   def parameter(self, *shape: int, element_type: str | None = None) -> int:
     number = len(self._parameters)
-    self._parameters.append(self.add('parameter', shape, element_type=element_type, parameter_number=[number]))
+    self._parameters.append(
+      self.add('parameter', shape, element_type=element_type, parameter_number=[number])
+    )
     return self._parameters[-1]
 
   def call(self, opcode: str, computation: Computation, *operands: int) -> int:
-    """Calls a computation with `operands` and a new parameter for each further one that it takes."""
-    further = [self.parameter(*self.shape(op), element_type=self.ops[op].element_type)
-               for op in computation.parameters[len(operands):]]
-    return self.add(opcode, self.shape(computation.root), *operands, *further, computation.root,
-                    element_type=self.ops[computation.root].element_type)
+    """Calls a computation with `operands` and a new parameter for each further one that it
+    takes.
+    """
+    further = [
+      self.parameter(*self.shape(op), element_type=self.ops[op].element_type)
+      for op in computation.parameters[len(operands) :]
+    ]
+    return self.add(
+      opcode,
+      self.shape(computation.root),
+      *operands,
+      *further,
+      computation.root,
+      element_type=self.ops[computation.root].element_type,
+    )
 
   def elementwise(self, opcode: str, *operands: int, element_type: str | None = None) -> int:
     return self.add(opcode, self.shape(operands[0]), *operands, element_type=element_type)
 
   def broadcast(self, op: int, shape: Sequence[int], dimensions: Sequence[int] = ()) -> int:
-    return self.add('broadcast', shape, op, element_type=self.ops[op].element_type, dimensions=dimensions)
+    return self.add(
+      'broadcast', shape, op, element_type=self.ops[op].element_type, dimensions=dimensions
+    )
 
   def scalar(self, shape: Sequence[int]) -> int:
     """A constant for each value of a tensor of that shape."""
@@ -109,7 +142,9 @@ class Program:
     return self.broadcast(self.parameter(shape[dimension]), shape, [dimension % len(shape)])
 
   def transpose(self, op: int, permutation: Sequence[int]) -> int:
-    return self.add('transpose', [self.shape(op)[i] for i in permutation], op, dimensions=permutation)
+    return self.add(
+      'transpose', [self.shape(op)[i] for i in permutation], op, dimensions=permutation
+    )
 
   def reshape(self, op: int, *shape: int) -> int:
     return self.add('reshape', shape, op)
@@ -129,18 +164,32 @@ class Program:
     return self.add('dot', [*self.shape(source)[:-1], self.shape(kernel)[-1]], source, kernel)
 
   def convolution(self, source: int, kernel: int, stride: int = 1) -> int:
-    """[b, h, w, i] x [height, width, i, o] -> [b, h / stride, w / stride, o], padded at the borders; windows odd."""
+    """[b, h, w, i] x [height, width, i, o] -> [b, h / stride, w / stride, o], padded at the
+    borders; windows odd.
+    """
     batch, height, width, _ = self.shape(source)
     *window, _, filters = self.shape(kernel)
     return self.add(
-        'convolution', (batch, -(-height // stride), -(-width // stride), filters), source, kernel,
-        window_size=window, window_stride=[stride, stride], window_padding_low=[size // 2 for size in window],
-        window_padding_high=[size // 2 for size in window], window_window_dilation=[1, 1],
-        window_base_dilation=[1, 1], window_window_reversal_false_count=[2],
-        convolution_dim_numbers_input_feature_dim=[3], convolution_dim_numbers_input_spatial_dims=[1, 2],
-        convolution_dim_numbers_kernel_input_feature_dim=[2], convolution_dim_numbers_kernel_output_feature_dim=[3],
-        convolution_dim_numbers_kernel_spatial_dims=[0, 1], convolution_dim_numbers_output_feature_dim=[3],
-        feature_group_count=[1], batch_group_count=[1])
+      'convolution',
+      (batch, -(-height // stride), -(-width // stride), filters),
+      source,
+      kernel,
+      window_size=window,
+      window_stride=[stride, stride],
+      window_padding_low=[size // 2 for size in window],
+      window_padding_high=[size // 2 for size in window],
+      window_window_dilation=[1, 1],
+      window_base_dilation=[1, 1],
+      window_window_reversal_false_count=[2],
+      convolution_dim_numbers_input_feature_dim=[3],
+      convolution_dim_numbers_input_spatial_dims=[1, 2],
+      convolution_dim_numbers_kernel_input_feature_dim=[2],
+      convolution_dim_numbers_kernel_output_feature_dim=[3],
+      convolution_dim_numbers_kernel_spatial_dims=[0, 1],
+      convolution_dim_numbers_output_feature_dim=[3],
+      feature_group_count=[1],
+      batch_group_count=[1],
+    )
 
 
 @functools.cache
@@ -150,7 +199,9 @@ def feature_columns() -> dict[str, int]:
 
 
 def _put(row: np.ndarray, name: str, values: Sequence[int]) -> None:
-  """Writes `values` into the column or the block of columns of that name, with sum and product where it has these."""
+  """Writes `values` into the column or the block of columns of that name, with sum and product
+  where it has these.
+  """
   columns = feature_columns()
   if name in columns:
     (row[columns[name]],) = values
@@ -176,9 +227,10 @@ class Kernel:
 
   Attributes:
     sizes: the dimensions that are cut.
-    bounds: tiles of these, int64 [T, len(sizes)] -> the tiles of kernel, output and input, each int64 [T, rank], where
-      rank 0 says that there are none.
+    bounds: tiles of these, int64 [T, len(sizes)] -> the tiles of kernel, output and input, each
+      int64 [T, rank], where rank 0 says that there are none.
   """
+
   sizes: Sequence[int]
   bounds: Callable[[np.ndarray], Sequence[np.ndarray]]
 
@@ -198,8 +250,10 @@ def _reduce_kernel(program: Program, rng: np.random.Generator) -> Kernel:
   op = _chain(program, rng, _leaf(program, rng, shape), int(rng.integers(1, 5, endpoint=True)))
   op = program.reduce(op, [dimension], reducer)
   op = _chain(program, rng, op, int(rng.integers(0, 2, endpoint=True)))
-  return Kernel(program.shape(op),
-                 lambda tile: (tile[:, :0], tile, np.insert(tile, dimension, shape[dimension], axis=1)))
+  return Kernel(
+    program.shape(op),
+    lambda tile: (tile[:, :0], tile, np.insert(tile, dimension, shape[dimension], axis=1)),
+  )
 
 
 def _dot_kernel(program: Program, rng: np.random.Generator) -> Kernel:
@@ -210,7 +264,9 @@ def _dot_kernel(program: Program, rng: np.random.Generator) -> Kernel:
     source = _chain(program, rng, source, 1)
   op = program.dot(source, _weight(program, rng, depth, columns))
   _chain(program, rng, op, int(rng.integers(0, 4, endpoint=True)))
-  return Kernel((rows, columns, depth), lambda tile: (tile[:, [2, 1]], tile[:, :2], tile[:, [0, 2]]))
+  return Kernel(
+    (rows, columns, depth), lambda tile: (tile[:, [2, 1]], tile[:, :2], tile[:, [0, 2]])
+  )
 
 
 def _convolution_kernel(program: Program, rng: np.random.Generator) -> Kernel:
@@ -227,14 +283,20 @@ def _convolution_kernel(program: Program, rng: np.random.Generator) -> Kernel:
     images, rows, columns = tile[:, 0], tile[:, 1], np.full(len(tile), width)
     windows = np.full((len(tile), 2), window)
     source = [images, (rows - 1) * stride + window, (columns - 1) * stride + window, tile[:, 3]]
-    return (np.column_stack([windows, tile[:, [3, 2]]]), np.column_stack([images, rows, columns, tile[:, 2]]),
-            np.column_stack(source))
+    return (
+      np.column_stack([windows, tile[:, [3, 2]]]),
+      np.column_stack([images, rows, columns, tile[:, 2]]),
+      np.column_stack(source),
+    )
+
   return Kernel((batch, height, filters, depth), bounds)
 
 
 def _matrix_shape(rng: np.random.Generator) -> tuple[int, ...]:
-  return (pick(rng, (64, 100, 128, 200, 256, 384, 512, 1024)),
-          pick(rng, (64, 96, 128, 192, 256, 320, 512, 768, 1000)))
+  return (
+    pick(rng, (64, 100, 128, 200, 256, 384, 512, 1024)),
+    pick(rng, (64, 96, 128, 192, 256, 320, 512, 768, 1000)),
+  )
 
 
 def _sequence_shape(rng: np.random.Generator) -> tuple[int, ...]:
@@ -248,8 +310,20 @@ def _image_shape(rng: np.random.Generator) -> tuple[int, ...]:
 
 def _leaf(program: Program, rng: np.random.Generator, shape: Sequence[int]) -> int:
   """A tensor of that shape that is made of one parameter or constant."""
-  form = pick(rng, (*['parameter'] * 3, 'scalar', *['vector'] * 2, 'convert', 'transpose', 'reshape', 'slice', 'pad',
-                     'iota'))
+  form = pick(
+    rng,
+    (
+      *['parameter'] * 3,
+      'scalar',
+      *['vector'] * 2,
+      'convert',
+      'transpose',
+      'reshape',
+      'slice',
+      'pad',
+      'iota',
+    ),
+  )
   if form == 'scalar':
     return program.scalar(shape)
   if form == 'vector':
@@ -258,20 +332,35 @@ def _leaf(program: Program, rng: np.random.Generator, shape: Sequence[int]) -> i
     return program.elementwise('convert', program.parameter(*shape, element_type='s32'))
   if form == 'transpose':
     permutation = rng.permutation(len(shape)).tolist()
-    return program.transpose(program.parameter(*(shape[permutation.index(i)] for i in range(len(shape)))), permutation)
+    return program.transpose(
+      program.parameter(*(shape[permutation.index(i)] for i in range(len(shape)))), permutation
+    )
   if form == 'reshape':
     return program.reshape(program.parameter(shape[0] * shape[1], *shape[2:]), *shape)
   if form == 'slice':
     source = program.parameter(2 * shape[0], *shape[1:])
-    return program.add('slice', shape, source, slice_dims_start=[shape[0], *[0] * (len(shape) - 1)],
-                       slice_dims_limit=[2 * shape[0], *shape[1:]], slice_dims_stride=[1] * len(shape))
+    return program.add(
+      'slice',
+      shape,
+      source,
+      slice_dims_start=[shape[0], *[0] * (len(shape) - 1)],
+      slice_dims_limit=[2 * shape[0], *shape[1:]],
+      slice_dims_stride=[1] * len(shape),
+    )
   if form == 'pad':
     source = program.parameter(*shape[:-1], shape[-1] - 1)
-    return program.add('pad', shape, source, program.add('constant', ()),
-                       padding_config_edge_padding_low=[0] * len(shape),
-                       padding_config_edge_padding_high=[*[0] * (len(shape) - 1), 1])
+    return program.add(
+      'pad',
+      shape,
+      source,
+      program.add('constant', ()),
+      padding_config_edge_padding_low=[0] * len(shape),
+      padding_config_edge_padding_high=[*[0] * (len(shape) - 1), 1],
+    )
   if form == 'iota':
-    return program.elementwise('convert', program.add('iota', shape, element_type='s32', dimensions=[len(shape) - 1]))
+    return program.elementwise(
+      'convert', program.add('iota', shape, element_type='s32', dimensions=[len(shape) - 1])
+    )
   return program.parameter(*shape)
 
 
@@ -284,7 +373,9 @@ def _chain(program: Program, rng: np.random.Generator, op: int, length: int) -> 
     elif form == 'binary':
       op = program.elementwise(pick(rng, BINARY), op, _leaf(program, rng, program.shape(op)))
     else:
-      holds = program.elementwise('compare', op, program.scalar(program.shape(op)), element_type='pred')
+      holds = program.elementwise(
+        'compare', op, program.scalar(program.shape(op)), element_type='pred'
+      )
       op = program.elementwise('select', holds, op, _leaf(program, rng, program.shape(op)))
   return op
 
@@ -297,13 +388,17 @@ def _weight(program: Program, rng: np.random.Generator, *shape: int) -> int:
   return program.elementwise('convert', program.parameter(*shape, element_type=stored))
 
 
-# Whole programs, one to a layout module: some clusters, and an entry that calls one after the other.
+# Whole programs, one to a layout module: some clusters, and an entry that calls one after the
+# other.
 
 
 def _convolutional_net(program: Program, rng: np.random.Generator) -> None:
   reducer = program.reducer('add') if rng.random() < 0.5 else None
-  # Many images of few channels, or the other way round: which dimension is best as the minor-most depends on that.
-  batches, channel_counts = pick(rng, (((128, 256), (8, 12, 16, 24)), ((8, 12, 16, 24), (64, 96, 128, 192))))
+  # Many images of few channels, or the other way round: which dimension is best as the minor-most
+  # depends on that.
+  batches, channel_counts = pick(
+    rng, (((128, 256), (8, 12, 16, 24)), ((8, 12, 16, 24), (64, 96, 128, 192)))
+  )
   size, channels = pick(rng, (24, 28, 32, 40)), pick(rng, channel_counts)
   shape: tuple[int, ...] = (pick(rng, batches), size, size, channels)
   clusters = []
@@ -322,7 +417,11 @@ def _convolutional_net(program: Program, rng: np.random.Generator) -> None:
     shape = program.shape(op)
     clusters.append(program.end_computation(is_cluster=True))
   op = _call_in_turn(program, clusters)
-  op = program.reshape(op, shape[0], math.prod(shape[1:])) if reducer is None else program.reduce(op, [1, 2], reducer)
+  op = (
+    program.reshape(op, shape[0], math.prod(shape[1:]))
+    if reducer is None
+    else program.reduce(op, [1, 2], reducer)
+  )
   program.dot(op, _weight(program, rng, program.shape(op)[1], pick(rng, (10, 100, 1000))))
   program.end_computation()
 
@@ -335,7 +434,9 @@ def _perceptron(program: Program, rng: np.random.Generator) -> None:
     op = program.reshape(program.parameter(*shape), shape[0] * shape[1], shape[2])
     for _ in range(rng.integers(3, 5, endpoint=True)):
       source, width = op, pick(rng, (program.shape(op)[1], *widths))
-      op = _activation(program, rng, program.dot(op, _weight(program, rng, program.shape(op)[1], width)))
+      op = _activation(
+        program, rng, program.dot(op, _weight(program, rng, program.shape(op)[1], width))
+      )
       if program.shape(op) == program.shape(source):
         op = program.elementwise('add', op, source)
     shape = (*shape[:2], program.shape(op)[1])
@@ -347,7 +448,11 @@ def _perceptron(program: Program, rng: np.random.Generator) -> None:
 
 def _transformer(program: Program, rng: np.random.Generator) -> None:
   total, largest = program.reducer('add'), program.reducer('maximum')
-  batch, length, heads = pick(rng, (2, 4, 8)), pick(rng, (32, 64, 100, 128, 256)), pick(rng, (2, 4, 8))
+  batch, length, heads = (
+    pick(rng, (2, 4, 8)),
+    pick(rng, (32, 64, 100, 128, 256)),
+    pick(rng, (2, 4, 8)),
+  )
   width = heads * pick(rng, (8, 16, 24, 32, 64))
   clusters = []
   for _ in range(rng.integers(1, 2, endpoint=True)):
@@ -357,17 +462,22 @@ def _transformer(program: Program, rng: np.random.Generator) -> None:
       return program.dot(op, _weight(program, rng, program.shape(op)[1], columns))
 
     def split_heads(op: int, permutation: Sequence[int]) -> int:
-      return program.transpose(program.reshape(op, batch, length, heads, width // heads), permutation)
+      return program.transpose(
+        program.reshape(op, batch, length, heads, width // heads), permutation
+      )
 
     normal = program.elementwise('multiply', tokens, program.vector((batch * length, width)))
     query = split_heads(project(normal, width), (0, 2, 1, 3))
     key = split_heads(project(normal, width), (0, 2, 3, 1))
     logits = _activation(program, rng, program.dot(query, key))  # [batch, heads, length, length]
     shape = program.shape(logits)
-    logits = program.elementwise('subtract', logits,
-                                 program.broadcast(program.reduce(logits, [3], largest), shape, (0, 1, 2)))
+    logits = program.elementwise(
+      'subtract', logits, program.broadcast(program.reduce(logits, [3], largest), shape, (0, 1, 2))
+    )
     share = program.elementwise('exponential', logits)
-    share = program.elementwise('divide', share, program.broadcast(program.reduce(share, [3], total), shape, (0, 1, 2)))
+    share = program.elementwise(
+      'divide', share, program.broadcast(program.reduce(share, [3], total), shape, (0, 1, 2))
+    )
     value = split_heads(project(normal, width), (0, 2, 1, 3))
     op = program.transpose(program.dot(share, value), (0, 2, 1, 3))
     op = project(program.reshape(op, batch * length, width), width)

@@ -1,11 +1,13 @@
-"""Downloads of large files by HTTP that survive a broken connection, a restart, and a file that changes meanwhile.
+"""Downloads of large files by HTTP that survive a broken connection, a restart, and a file that
+changes meanwhile.
 
 ```
 server = transfer.Server('https://example.org/data')
 server.fetch(server.look('big.tar'), 'big.tar', terminal.Progress(sys.stderr))
 ```
 
-What has been received of `big.tar` is in `big.tar.partial`. Of which version of the file it is a part is told by
+What has been received of `big.tar` is in `big.tar.partial`. Of which version of the file it is a
+part is told by
 `big.tar.partial.json`; only this one is gone on with, by a Range request.
 """
 
@@ -43,8 +45,10 @@ class Remote:
   Attributes:
     url: of the file.
     size: in bytes.
-    version: its ETag or else its date; equal ones mean equal content. Empty where the server tells neither.
+    version: its ETag or else its date; equal ones mean equal content. Empty where the server
+      tells neither.
   """
+
   url: str
   size: int
   version: str
@@ -74,6 +78,7 @@ class Server:
     first_wait_s: seconds before the second attempt; they double up to a minute.
     timeout_s: seconds without an answer after which an attempt has failed.
   """
+
   base_url: str
   attempts: int = 7
   first_wait_s: float = 1.0
@@ -81,7 +86,9 @@ class Server:
 
   def __post_init__(self):
     if not re.match(r'https?://[^/]', self.base_url):
-      raise errors.InputError('no URL', where='--base_url', found=self.base_url, expected='http://… or https://…')
+      raise errors.InputError(
+        'no URL', where='--base_url', found=self.base_url, expected='http://… or https://…'
+      )
 
   def look(self, name: str) -> Remote:
     """Asks for size and version of the file `name`.
@@ -114,12 +121,21 @@ class Server:
     def length() -> int:
       return os.path.getsize(partial) if os.path.exists(partial) else 0
 
-    self._patiently(attempt, remote.url, length, wait_for_network=True, tell=progress.tell if progress else None)
+    self._patiently(
+      attempt, remote.url, length, wait_for_network=True, tell=progress.tell if progress else None
+    )
     os.replace(partial, path)
     os.remove(f'{partial}.json')
 
-  def _patiently(self, action: Callable[[], Any], url: str, length: Callable[[], int], *, wait_for_network: bool,
-                 tell: Callable[[str], None] | None = None) -> Any:
+  def _patiently(
+    self,
+    action: Callable[[], Any],
+    url: str,
+    length: Callable[[], int],
+    *,
+    wait_for_network: bool,
+    tell: Callable[[str], None] | None = None,
+  ) -> Any:
     failures, most = 0, length()
     while True:
       try:
@@ -128,12 +144,17 @@ class Server:
         failures = 1 if length() > most else failures + 1
         most = max(most, length())
         if error.unreachable and not wait_for_network:
-          raise errors.InputError('cannot reach the server', path=url, found=error,
-                                  fix='check the network and --base_url') from error
+          raise errors.InputError(
+            'cannot reach the server', path=url, found=error, fix='check the network and --base_url'
+          ) from error
         if failures >= self.attempts:
-          raise errors.InputError('download failed', path=url, found=f'{error}, {failures} times',
-                                  fix='repeat the command to go on') from error
-        wait = min(self.first_wait_s * 2**(failures - 1), _LONGEST_WAIT_S)
+          raise errors.InputError(
+            'download failed',
+            path=url,
+            found=f'{error}, {failures} times',
+            fix='repeat the command to go on',
+          ) from error
+        wait = min(self.first_wait_s * 2 ** (failures - 1), _LONGEST_WAIT_S)
         if tell:
           tell(f'{posixpath.basename(url)}: {error}; again in {wait:.0f} s')
         time.sleep(wait)
@@ -155,7 +176,11 @@ class Server:
         raise _TransferError(f'asked for bytes {start}-, got {response.headers["Content-Range"]}')
       found = _remote(remote.url, response.headers)
       if found != remote:
-        what = f'{found.size} bytes instead of {remote.size}' if found.size != remote.size else 'another version'
+        what = (
+          f'{found.size} bytes instead of {remote.size}'
+          if found.size != remote.size
+          else 'another version'
+        )
         raise _TransferError(f'the file has changed on the server: {what}')
       if progress:
         progress.start(posixpath.basename(remote.url), remote.size, start)
@@ -167,19 +192,24 @@ class Server:
       return _remote(url, response.headers)
 
   @contextlib.contextmanager
-  def _open(self, url: str, headers: Mapping[str, str] | None = None,
-            method: str = 'GET') -> Iterator[http.client.HTTPResponse]:
+  def _open(
+    self, url: str, headers: Mapping[str, str] | None = None, method: str = 'GET'
+  ) -> Iterator[http.client.HTTPResponse]:
     try:
       request = urllib.request.Request(
-          url, headers={'User-Agent': 'tpu-graphs', 'Accept-Encoding': 'identity', **(headers or {})}, method=method)
+        url,
+        headers={'User-Agent': 'tpu-graphs', 'Accept-Encoding': 'identity', **(headers or {})},
+        method=method,
+      )
       response = urllib.request.urlopen(request, timeout=self.timeout_s)
     except urllib.error.HTTPError as error:
       error.close()
       found = f'HTTP status {error.code} {error.reason}'
       if error.code in _RETRIED or error.code == _NO_SUCH_RANGE:
         raise _TransferError(found, restart=error.code == _NO_SUCH_RANGE) from error
-      raise errors.InputError('server refuses the file', path=url, found=found,
-                              fix='check the network and --base_url') from error
+      raise errors.InputError(
+        'server refuses the file', path=url, found=found, fix='check the network and --base_url'
+      ) from error
     except urllib.error.URLError as error:
       raise _TransferError(_reason(error.reason), unreachable=True) from error
     except (http.client.InvalidURL, ValueError) as error:
@@ -215,20 +245,34 @@ def _remote(url: str, headers: email.message.Message) -> Remote:
   whole = re.fullmatch(r'bytes \d+-\d+/(\d+)', headers.get('Content-Range') or '')
   size = whole[1] if whole else headers.get('Content-Length') or ''
   if not size.isascii() or not size.isdigit():
-    raise errors.InputError('server tells no size', path=url, found=f'Content-Length {size or "missing"}',
-                            expected='a number of bytes', fix='give the --base_url of another server')
+    raise errors.InputError(
+      'server tells no size',
+      path=url,
+      found=f'Content-Length {size or "missing"}',
+      expected='a number of bytes',
+      fix='give the --base_url of another server',
+    )
   etag = headers.get('ETag') or ''  # A weak one, W/"…", does not promise equal bytes.
-  return Remote(url, int(size), etag if etag.startswith('"') else headers.get('Last-Modified') or '')
+  return Remote(
+    url, int(size), etag if etag.startswith('"') else headers.get('Last-Modified') or ''
+  )
 
 
-def _receive(response: http.client.HTTPResponse, file: io.BufferedWriter, start: int, size: int,
-             progress: terminal.Progress | None) -> None:
+def _receive(
+  response: http.client.HTTPResponse,
+  file: io.BufferedWriter,
+  start: int,
+  size: int,
+  progress: terminal.Progress | None,
+) -> None:
   """Writes the body of an answer, the bytes `start` to `size` of a file."""
   file.truncate(start)
   file.seek(start)
   while file.tell() < size:
     try:
-      block = response.read1(min(_BLOCK_BYTES, size - file.tell()))  # What has come, so that a break loses nothing.
+      block = response.read1(
+        min(_BLOCK_BYTES, size - file.tell())
+      )  # What has come, so that a break loses nothing.
     except (OSError, http.client.HTTPException) as error:
       raise _TransferError(_reason(error)) from error
     if not block:
@@ -244,7 +288,9 @@ def writing(path: str) -> Iterator[None]:
   try:
     yield
   except OSError as error:
-    raise errors.InputError('cannot write', path=path, found=error.strerror or error,
-                            fix='mend this, then repeat the command to go on') from error
-
-
+    raise errors.InputError(
+      'cannot write',
+      path=path,
+      found=error.strerror or error,
+      fix='mend this, then repeat the command to go on',
+    ) from error

@@ -1,4 +1,5 @@
-"""Members of zip files, read and written by ISA-L: it inflates in half the time of zlib, and compresses in a quarter.
+"""Members of zip files, read and written by ISA-L: it inflates in half the time of zlib, and
+compresses in a quarter.
 
 All else is left to zipfile: it finds the members, and refuses what it cannot read.
 """
@@ -13,7 +14,10 @@ import zlib
 
 from isal import isal_zlib
 
-_INPUT_BYTES, _OUTPUT_BYTES = 32 << 10, 256 << 10  # Inflated at a time: what stays in the cache of a core.
+_INPUT_BYTES, _OUTPUT_BYTES = (
+  32 << 10,
+  256 << 10,
+)  # Inflated at a time: what stays in the cache of a core.
 _LEVEL = 1  # Of compression. Higher ones of ISA-L give hardly less.
 
 
@@ -71,19 +75,23 @@ class Reader:
 
 
 def write_member(archive: zipfile.ZipFile, name: str, blocks: Iterable[bytes | memoryview]) -> None:
-  """Writes `blocks`, one after the other, as the member `name` of an archive opened for writing with ZIP_DEFLATED."""
+  """Writes `blocks`, one after the other, as the member `name` of an archive opened for writing
+  with ZIP_DEFLATED.
+  """
   with archive.open(name, 'w', force_zip64=True) as member:
     member._compressor = isal_zlib.compressobj(  # type: ignore[attr-defined]  # zipfile knows zlib only.
-        _LEVEL, isal_zlib.DEFLATED, -zlib.MAX_WBITS)
+      _LEVEL, isal_zlib.DEFLATED, -zlib.MAX_WBITS
+    )
     for block in blocks:
       member.write(block)
 
 
 def directory_start(file: BinaryIO) -> int:
-  """Where in an open, seekable file the directory of a zip archive begins, which reaches to the end; 0 if it is none.
+  """Where in an open, seekable file the directory of a zip archive begins, which reaches to the
+  end; 0 if it is none.
 
-  The directory has size and CRC-32 of each member, so it tells of two archives whether they hold the same, without the
-  members being read. It tells nothing of damage done to them afterwards.
+  The directory has size and CRC-32 of each member, so it tells of two archives whether they hold
+  the same, without the members being read. It tells nothing of damage done to them afterwards.
   """
   try:
     return zipfile.ZipFile(file).start_dir

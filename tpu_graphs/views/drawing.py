@@ -31,10 +31,17 @@ _COLLECTIVES = ('all-gather', 'all-reduce', 'all-to-all', 'collective-permute', 
 _SOURCES = ('constant', 'iota', 'parameter')
 
 _ORANGE, _BLUE, _GREY, _WHITE, _YELLOW = '#ffcc80', '#bbdefb', '#eeeeee', '#ffffff', '#fffde7'
-_LEGEND = {_ORANGE: 'configurable', _BLUE: 'costly', _GREY: 'input or constant',
-           _WHITE: 'other op', _YELLOW: 'several ops'}
+_LEGEND = {
+  _ORANGE: 'configurable',
+  _BLUE: 'costly',
+  _GREY: 'input or constant',
+  _WHITE: 'other op',
+  _YELLOW: 'several ops',
+}
 _NUM_OPCODES = 3  # How many a box of several ops names.
-_FEW = 30  # Computations of so few ops are drawn in full, others without landmarks in as many bands.
+_FEW = (
+  30  # Computations of so few ops are drawn in full, others without landmarks in as many bands.
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,9 +56,10 @@ class _Graph:
     operands: int64 [E1, 2], rows (producer, consumer) within a computation, consumers ascending.
     calls: int64 [E2, 2], rows (caller, root of the called computation).
     configurable: bool [N].
-    landmark: bool [N], what a large picture keeps: configurable ops, in their absence costly ones, and those that call
-      computations with such.
+    landmark: bool [N], what a large picture keeps: configurable ops, in their absence costly
+      ones, and those that call computations with such.
   """
+
   opcode: np.ndarray
   computation: np.ndarray
   entry: int
@@ -75,40 +83,57 @@ def _graph(module: module_lib.Module) -> _Graph:
     configurable[module.node_config_ids] = True
   calls = edges[~within]
   landmark = configurable.copy() if configurable.any() else np.isin(opcode, _COSTLY)
-  while not landmark[callers := calls[np.isin(computation[calls[:, 1]], computation[landmark]), 0]].all():
+  while not landmark[
+    callers := calls[np.isin(computation[calls[:, 1]], computation[landmark]), 0]
+  ].all():
     landmark[callers] = True
   uncalled = computation[~np.isin(computation, computation[calls[:, 1]])]
   return _Graph(
-      opcode=opcode, computation=computation, entry=int(np.bincount(uncalled).argmax()) if uncalled.size else -1,
-      is_root=module.node_feat[:, _columns()['is_root']] == 1, operands=edges[within, ::-1], calls=calls,
-      configurable=configurable, landmark=landmark)
+    opcode=opcode,
+    computation=computation,
+    entry=int(np.bincount(uncalled).argmax()) if uncalled.size else -1,
+    is_root=module.node_feat[:, _columns()['is_root']] == 1,
+    operands=edges[within, ::-1],
+    calls=calls,
+    configurable=configurable,
+    landmark=landmark,
+  )
 
 
 def dot(module: module_lib.Module, *, max_ops: int = MAX_OPS) -> str:
   """The graph of a module as DOT text, with computations as clusters.
 
-  Arrows lead from producer to consumer, dashed ones from an op to the root of the computation that it calls. Less is
-  drawn of a module with more than `max_ops` ops: what a fusion or a reduction applies becomes a part of its op. If that
-  is not enough, each computation that is left becomes one box. Then computations are opened as long as there are not
-  more than `max_ops` boxes: landmarks, such as configurable ops or convolutions, with one box for what lies between
-  them, or bands of similar depth. There, an input has one arrow, to where it is used first, and results have none.
+  Arrows lead from producer to consumer, dashed ones from an op to the root of the computation
+  that it calls. Less is drawn of a module with more than `max_ops` ops: what a fusion or a
+  reduction applies becomes a part of its op. If that is not enough, each computation that is
+  left becomes one box. Then computations are opened as long as there are not more than `max_ops`
+  boxes: landmarks, such as configurable ops or convolutions, with one box for what lies between
+  them, or bands of similar depth. There, an input has one arrow, to where it is used first, and
+  results have none.
   """
   graph = _graph(module)
   boxes = _boxes(graph, max_ops)
   operands, operand_counts, notes = _operand_arrows(graph, boxes)
-  own = graph.computation[boxes.op[boxes.of_op]] == graph.computation  # Not of a computation that is drawn in an op.
+  own = (
+    graph.computation[boxes.op[boxes.of_op]] == graph.computation
+  )  # Not of a computation that is drawn in an op.
   calls, call_counts = _arrows(boxes.of_op[graph.calls[own[graph.calls[:, 1]]]])
 
   nodes = collections.defaultdict(list)
   fills = set()
   order = np.argsort(boxes.of_op, kind='stable')
   members = np.split(order, np.searchsorted(boxes.of_op[order], np.arange(boxes.op.size)))[1:]
-  for i, (op, is_group, ops) in enumerate(zip(boxes.op.tolist(), boxes.is_group.tolist(), members, strict=True)):
+  for i, (op, is_group, ops) in enumerate(
+    zip(boxes.op.tolist(), boxes.is_group.tolist(), members, strict=True)
+  ):
     lines, fill = _label(module, graph, None if is_group else op, ops)
     root = ' penwidth=2' if graph.is_root[op] and not is_group else ''
-    nodes[int(graph.computation[op])].append(f'n{i} [label={_quoted(*lines, *notes[i])} fillcolor="{fill}"{root}];')
+    nodes[int(graph.computation[op])].append(
+      f'n{i} [label={_quoted(*lines, *notes[i])} fillcolor="{fill}"{root}];'
+    )
     fills.add(fill)
-  return '\n'.join((
+  return '\n'.join(
+    (
       'digraph module {',
       f'  graph [fontname="Helvetica" fontsize=11 labelloc=t label=<{_title(module, boxes.op.size, fills)}>];',
       '  graph [color="#9e9e9e" nodesep=0.2 nslimit=4 ranksep=0.3 style=rounded];',
@@ -117,7 +142,10 @@ def dot(module: module_lib.Module, *, max_ops: int = MAX_OPS) -> str:
       *_clusters(graph, nodes),
       *_arrow_lines(operands, operand_counts, ''),
       *_arrow_lines(calls, call_counts, 'style=dashed color="#1565c0" '),
-      '}', ''))
+      '}',
+      '',
+    )
+  )
 
 
 def svg(text: str) -> str:
@@ -127,10 +155,15 @@ def svg(text: str) -> str:
     InputError: Graphviz is not installed, or fails.
   """
   try:
-    return subprocess.run(['dot', '-Tsvg'], input=text, capture_output=True, check=True, encoding='utf-8').stdout
+    return subprocess.run(
+      ['dot', '-Tsvg'], input=text, capture_output=True, check=True, encoding='utf-8'
+    ).stdout
   except FileNotFoundError as error:
-    raise errors.InputError('the program dot is not installed', expected='the package graphviz',
-                            fix='install it, as by apt-get install graphviz; DOT text (--dot) needs nothing') from error
+    raise errors.InputError(
+      'the program dot is not installed',
+      expected='the package graphviz',
+      fix='install it, as by apt-get install graphviz; DOT text (--dot) needs nothing',
+    ) from error
   except subprocess.CalledProcessError as error:
     raise errors.InputError('the program dot failed', found=error.stderr.strip()) from error
 
@@ -144,6 +177,7 @@ class _Boxes:
     is_group: bool [B].
     of_op: int64 [N], each op's box.
   """
+
   op: np.ndarray
   is_group: np.ndarray
   of_op: np.ndarray
@@ -167,7 +201,8 @@ def _boxes(graph: _Graph, max_ops: int) -> _Boxes:
 def _fold(graph: _Graph) -> np.ndarray:
   """The op that each op is drawn in, int64 [N]: itself, or the first that calls its computation.
 
-  Computations with landmarks that are called in their own right, such as the bodies of loops, are not drawn in an op.
+  Computations with landmarks that are called in their own right, such as the bodies of loops,
+  are not drawn in an op.
   """
   num_computations = graph.computation.max() + 1
   caller, called = graph.calls[:, 0], graph.computation[graph.calls[:, 1]]
@@ -184,9 +219,11 @@ def _fold(graph: _Graph) -> np.ndarray:
 
 
 def _collapse(graph: _Graph, shown: np.ndarray, max_ops: int) -> np.ndarray:
-  """The boxes of the ops `shown`, int64 [N]: the index of the op that a box shows, or N + index of one op of a group.
+  """The boxes of the ops `shown`, int64 [N]: the index of the op that a box shows, or N + index
+  of one op of a group.
 
-  At first each computation is a group. Then they are drawn in more detail, the largest first, as long as there is room.
+  At first each computation is a group. Then they are drawn in more detail, the largest first, as
+  long as there is room.
   """
   n = graph.opcode.size
   key = np.arange(n)
@@ -221,7 +258,9 @@ def _detail(graph: _Graph, ops: np.ndarray, room: int) -> np.ndarray:
 
 def _groups(ops: np.ndarray, label: np.ndarray, n: int) -> np.ndarray:
   """Keys of `_collapse` for groups of equal `label`, both int64 [ops]."""
-  _, first, group, size = np.unique(label, return_index=True, return_inverse=True, return_counts=True)
+  _, first, group, size = np.unique(
+    label, return_index=True, return_inverse=True, return_counts=True
+  )
   return ops[first][group] + n * (size[group] > 1)
 
 
@@ -235,10 +274,12 @@ def _levels(operands: np.ndarray, kept: np.ndarray) -> np.ndarray:
 
 
 def _between(operands: np.ndarray, ops: np.ndarray, kept: np.ndarray) -> np.ndarray:
-  """Keys of `_collapse`, int64 [ops]: the ops `kept` alone, those between them in groups that are connected.
+  """Keys of `_collapse`, int64 [ops]: the ops `kept` alone, those between them in groups that
+  are connected.
 
-  Ops of a group have the same number of kept ops before them, so that no arrow leads back. Inputs, with none before
-  them, go into the box that uses them; those that several boxes use are one group, as are those that nothing uses.
+  Ops of a group have the same number of kept ops before them, so that no arrow leads back.
+  Inputs, with none before them, go into the box that uses them; those that several boxes use are
+  one group, as are those that nothing uses.
   """
   n = kept.size
   level = _levels(operands, kept)
@@ -252,7 +293,9 @@ def _between(operands: np.ndarray, ops: np.ndarray, kept: np.ndarray) -> np.ndar
 
   inside = ~kept & ~is_input
   source, target = operands.T
-  for producer, consumer in operands[inside[source] & inside[target] & (level[source] == level[target])].tolist():
+  for producer, consumer in operands[
+    inside[source] & inside[target] & (level[source] == level[target])
+  ].tolist():
     group[find(producer)] = find(consumer)
   group = [find(op) for op in range(n)]
 
@@ -265,16 +308,20 @@ def _between(operands: np.ndarray, ops: np.ndarray, kept: np.ndarray) -> np.ndar
 
 
 def _arrows(edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """The distinct rows of `edges`, int64 [E, 2], that join two boxes, sorted, and how often each occurs."""
+  """The distinct rows of `edges`, int64 [E, 2], that join two boxes, sorted, and how often each
+  occurs.
+  """
   arrows, counts = np.unique(edges, axis=0, return_counts=True)
   between = arrows[:, 0] != arrows[:, 1]
   return arrows[between], counts[between]
 
 
 def _operand_arrows(graph: _Graph, boxes: _Boxes) -> tuple[np.ndarray, np.ndarray, list[list[str]]]:
-  """Arrows from producers to consumers as of `_arrows`, and lines for each box about those that are left out.
+  """Arrows from producers to consumers as of `_arrows`, and lines for each box about those that
+  are left out.
 
-  In computations with groups these are arrows to the tuple of results, and all but the first of an input.
+  In computations with groups these are arrows to the tuple of results, and all but the first of
+  an input.
   """
   num_boxes = boxes.op.size
   notes: list[list[str]] = [[] for _ in range(num_boxes)]
@@ -300,7 +347,9 @@ def _operand_arrows(graph: _Graph, boxes: _Boxes) -> tuple[np.ndarray, np.ndarra
   return arrows[drawn], counts[drawn], notes
 
 
-def _label(module: module_lib.Module, graph: _Graph, op: int | None, ops: np.ndarray) -> tuple[list[str], str]:
+def _label(
+  module: module_lib.Module, graph: _Graph, op: int | None, ops: np.ndarray
+) -> tuple[list[str], str]:
   """The lines and the colour of the box of `ops` that shows `op`, or none of them."""
   configurable = np.count_nonzero(graph.configurable[ops])
   if op is None:
@@ -320,10 +369,15 @@ def _label(module: module_lib.Module, graph: _Graph, op: int | None, ops: np.nda
 
 
 def _most(opcodes: np.ndarray) -> str:
-  """Opcodes with their counts: the costly, then the most frequent, and inputs and constants at the end."""
+  """Opcodes with their counts: the costly, then the most frequent, and inputs and constants at
+  the end.
+  """
   counts = summary.merge_counts([collections.Counter(opcodes.tolist())])
   names = sorted(counts, key=lambda name: (name in _SOURCES, name not in _COSTLY + _COLLECTIVES))
-  return ', '.join([f'{counts[name]:,} {name}' for name in names[:_NUM_OPCODES]] + ['…'] * (len(names) > _NUM_OPCODES))
+  return ', '.join(
+    [f'{counts[name]:,} {name}' for name in names[:_NUM_OPCODES]]
+    + ['…'] * (len(names) > _NUM_OPCODES)
+  )
 
 
 def _clusters(graph: _Graph, nodes: Mapping[int, Sequence[str]]) -> Iterator[str]:
@@ -336,7 +390,9 @@ def _clusters(graph: _Graph, nodes: Mapping[int, Sequence[str]]) -> Iterator[str
       role = 'entry' if computation == graph.entry else 'not called'
       if callers.size:
         role = f'called by {_most(graph.opcode[callers])}'
-      caption = f'{terminal.plural(np.count_nonzero(graph.computation == computation), "op")}, {role}'
+      caption = (
+        f'{terminal.plural(np.count_nonzero(graph.computation == computation), "op")}, {role}'
+      )
       yield f'  subgraph cluster_{computation} {{'
       yield f'    label={_quoted(caption)};'
       yield from (f'    {node}' for node in own)
@@ -357,21 +413,35 @@ def _title(module: module_lib.Module, num_boxes: int, fills: Collection[str]) ->
     numbers += f', {terminal.plural(module.num_config_ops, "configurable op")}'
   if num_boxes < module.num_ops:
     numbers += f', drawn as {num_boxes:,} boxes'
-  legend = ''.join(f'<td bgcolor="{fill}" border="1">{text}</td>' for fill, text in _LEGEND.items() if fill in fills)
-  name = html.escape(terminal.printable(module.module_id)).replace('\\', '\\\\')  # Graphviz reads escapes here too.
+  legend = ''.join(
+    f'<td bgcolor="{fill}" border="1">{text}</td>'
+    for fill, text in _LEGEND.items()
+    if fill in fills
+  )
+  name = html.escape(terminal.printable(module.module_id)).replace(
+    '\\', '\\\\'
+  )  # Graphviz reads escapes here too.
   rows = [f'<td><b>{name}</b></td>', f'<td>{numbers}</td>']
   if legend:
-    rows.append(f'<td><table border="0" cellspacing="4" cellpadding="3"><tr>{legend}</tr></table></td>')
+    rows.append(
+      f'<td><table border="0" cellspacing="4" cellpadding="3"><tr>{legend}</tr></table></td>'
+    )
   return f'<table border="0">{"".join(f"<tr>{row}</tr>" for row in rows)}</table>'
 
 
 def _op_lines(module: module_lib.Module, graph: _Graph, op: int) -> list[str]:
   feat = module.node_feat[op]
   name = str(graph.opcode[op])
-  lines = [f'{name} {_value(feat, "parameter_number")}' if name == 'parameter' else name, _shape(feat)]
+  lines = [
+    f'{name} {_value(feat, "parameter_number")}' if name == 'parameter' else name,
+    _shape(feat),
+  ]
   if size := _values(feat, 'window_size'):
     stride = _values(feat, 'window_stride')
-    lines.append(f'window {_times(size)}' + (f' stride {_times(stride)}' if any(step != 1 for step in stride) else ''))
+    lines.append(
+      f'window {_times(size)}'
+      + (f' stride {_times(stride)}' if any(step != 1 for step in stride) else '')
+    )
   return lines
 
 
@@ -391,15 +461,23 @@ def _value(feat: np.ndarray, name: str) -> int:
 def _values(feat: np.ndarray, name: str) -> list[int]:
   """Up to six values that begin at the column NAME_0, without the zeros behind them."""
   first = _columns()[f'{name}_0']
-  values = feat[first:first + 6].astype(np.int64)
-  return values[:np.flatnonzero(values).max(initial=-1) + 1].tolist()
+  values = feat[first : first + 6].astype(np.int64)
+  return values[: np.flatnonzero(values).max(initial=-1) + 1].tolist()
 
 
 def _shape(feat: np.ndarray) -> str:
-  """The output shape as in HLO text, such as `bf16[8,128]{0,1}`; the layout only where it is not row-major."""
+  """The output shape as in HLO text, such as `bf16[8,128]{0,1}`; the layout only where it is not
+  row-major.
+  """
   prefix = 'shape_element_type_is_'
-  element = next((name.removeprefix(prefix) for name, column in _columns().items()
-                  if name.startswith(prefix) and feat[column] == 1), '?')
+  element = next(
+    (
+      name.removeprefix(prefix)
+      for name, column in _columns().items()
+      if name.startswith(prefix) and feat[column] == 1
+    ),
+    '?',
+  )
   if element == 'tuple':
     return f'tuple of {_value(feat, "shape_tuple_shapes_size")}'
   if element in ('invalid_type', 'opaque_type', 'token'):
@@ -412,12 +490,15 @@ def _shape(feat: np.ndarray) -> str:
   if feat[_columns()['shape_dimensions_sum']] != np.float32(sum(dims)):
     texts.append('…')
   first = _columns()['layout_minor_to_major_0']
-  layout = feat[first:first + rank].astype(np.int64).tolist()
+  layout = feat[first : first + rank].astype(np.int64).tolist()
   is_other = sorted(layout) == list(range(rank)) and layout != list(range(rank))[::-1]
   return f'{element}[{",".join(texts)}]' + (f'{{{",".join(map(str, layout))}}}' if is_other else '')
 
 
 def _quoted(*lines: str) -> str:
   """A label as a quoted string, in which Graphviz reads escapes and HTML's entities."""
-  escaped = (terminal.printable(line).replace('&', '&amp;').replace('\\', '\\\\').replace('"', '\\"') for line in lines)
+  escaped = (
+    terminal.printable(line).replace('&', '&amp;').replace('\\', '\\\\').replace('"', '\\"')
+    for line in lines
+  )
   return '"' + '\\n'.join(escaped) + '"'

@@ -20,7 +20,9 @@ from tpu_graphs import hlo
 from tpu_graphs.modules import features
 from tpu_graphs.modules import module as module_lib
 
-UNKNOWN = features.opcode_names()[features.UNKNOWN_OPCODE]  # Stands for opcodes whose names the source does not tell.
+UNKNOWN = features.opcode_names()[
+  features.UNKNOWN_OPCODE
+]  # Stands for opcodes whose names the source does not tell.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,12 +39,14 @@ class Contents:
     distinct_configs: number of configs that differ from each other, by module.
     fastest_ns: the lowest runtime in ns; None where nothing is measured.
     slowest_ns: the highest runtime in ns; None where nothing is measured.
-    best_ratio: the best runtime over that of the default config, of several modules the geometric mean; None where it
-      is not known. Tile: of the best config by runtime / normalizer.
+    best_ratio: the best runtime over that of the default config, of several modules the
+      geometric mean; None where it is not known. Tile: of the best config by runtime / normalizer.
     opcodes: opcode -> number of ops, the most frequent first; without unknown ones.
-    unknown_opcodes: the same of opcodes that the table lacks; `UNKNOWN` where the source tells no names.
+    unknown_opcodes: the same of opcodes that the table lacks; `UNKNOWN` where the source tells
+      no names.
     dropped_runs: reason -> number of runs that are not among the configs.
   """
+
   ops: int
   edges: int
   computations: int
@@ -66,6 +70,7 @@ class ModuleSummary(Contents):
     module_id: as in `Module`.
     kind: 'tile' or 'layout'.
   """
+
   module_id: str
   kind: str
 
@@ -79,6 +84,7 @@ class FileSummary:
     modules: its modules.
     skipped: reason -> number of modules of the file that are not read.
   """
+
   type_name: str
   modules: tuple[ModuleSummary, ...]
   skipped: Mapping[str, int]
@@ -90,8 +96,11 @@ class FileSummary:
 
 def summarize(extraction: hlo.Extraction) -> FileSummary:
   """What a file holds, from what `readers.from_file` returns."""
-  return FileSummary(type_name=extraction.type_name, skipped=dict(extraction.skipped),
-                     modules=tuple(summarize_module(module) for module in extraction.modules))
+  return FileSummary(
+    type_name=extraction.type_name,
+    skipped=dict(extraction.skipped),
+    modules=tuple(summarize_module(module) for module in extraction.modules),
+  )
 
 
 def summarize_module(module: module_lib.Module) -> ModuleSummary:
@@ -102,17 +111,29 @@ def summarize_module(module: module_lib.Module) -> ModuleSummary:
   unnamed = counts[features.UNKNOWN_OPCODE] - sum(module.unknown_opcodes.values())
   known = {name: counts[opcode] for name, opcode in features.opcodes().items() if counts[opcode]}
   return ModuleSummary(
-      module_id=module.module_id, kind=module.kind, ops=module.num_ops, edges=module.num_edges,
-      computations=np.unique(computation_of_op(module)).size, config_ops=module.num_config_ops,
-      configs=module.num_configs, measured=runtime.size, distinct_configs=_count_distinct(_config_vectors(module)),
-      fastest_ns=int(runtime.min()) if runtime.size else None, slowest_ns=int(runtime.max()) if runtime.size else None,
-      best_ratio=_best_ratio(module, measured), opcodes=_by_count(known),
-      unknown_opcodes=_by_count({**module.unknown_opcodes, **({UNKNOWN: unnamed} if unnamed else {})}),
-      dropped_runs=_by_count(module.dropped_runs))
+    module_id=module.module_id,
+    kind=module.kind,
+    ops=module.num_ops,
+    edges=module.num_edges,
+    computations=np.unique(computation_of_op(module)).size,
+    config_ops=module.num_config_ops,
+    configs=module.num_configs,
+    measured=runtime.size,
+    distinct_configs=_count_distinct(_config_vectors(module)),
+    fastest_ns=int(runtime.min()) if runtime.size else None,
+    slowest_ns=int(runtime.max()) if runtime.size else None,
+    best_ratio=_best_ratio(module, measured),
+    opcodes=_by_count(known),
+    unknown_opcodes=_by_count(
+      {**module.unknown_opcodes, **({UNKNOWN: unnamed} if unnamed else {})}
+    ),
+    dropped_runs=_by_count(module.dropped_runs),
+  )
 
 
 def total(parts: Sequence[Contents]) -> Contents:
   """The numbers of several modules, or of several files, together."""
+
   def sums(name: str) -> int:
     return sum(getattr(part, name) for part in parts)
 
@@ -121,12 +142,21 @@ def total(parts: Sequence[Contents]) -> Contents:
 
   ratios = known('best_ratio')
   return Contents(
-      ops=sums('ops'), edges=sums('edges'), computations=sums('computations'), config_ops=sums('config_ops'),
-      configs=sums('configs'), measured=sums('measured'), distinct_configs=sums('distinct_configs'),
-      fastest_ns=min(known('fastest_ns'), default=None), slowest_ns=max(known('slowest_ns'), default=None),
-      best_ratio=math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None,
-      **{name: merge_counts(getattr(part, name) for part in parts)
-         for name in ('opcodes', 'unknown_opcodes', 'dropped_runs')})
+    ops=sums('ops'),
+    edges=sums('edges'),
+    computations=sums('computations'),
+    config_ops=sums('config_ops'),
+    configs=sums('configs'),
+    measured=sums('measured'),
+    distinct_configs=sums('distinct_configs'),
+    fastest_ns=min(known('fastest_ns'), default=None),
+    slowest_ns=max(known('slowest_ns'), default=None),
+    best_ratio=math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None,
+    **{
+      name: merge_counts(getattr(part, name) for part in parts)
+      for name in ('opcodes', 'unknown_opcodes', 'dropped_runs')
+    },
+  )
 
 
 def merge_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -138,17 +168,23 @@ def merge_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def to_json(file: FileSummary) -> dict[str, Any]:
-  """The summary as values that JSON can hold: `type`, `modules`, `skipped`; names and units are those of the fields."""
-  modules = [{'module_id': '', 'kind': '', **dataclasses.asdict(module)} for module in file.modules]  # These two first.
+  """The summary as values that JSON can hold: `type`, `modules`, `skipped`; names and units are
+  those of the fields.
+  """
+  modules = [
+    {'module_id': '', 'kind': '', **dataclasses.asdict(module)} for module in file.modules
+  ]  # These two first.
   return {'type': file.type_name, 'modules': modules, 'skipped': dict(file.skipped)}
 
 
 def computation_of_op(module: module_lib.Module) -> np.ndarray:
-  """Index of each op's computation, int64 [N], found from the graph where the source tells no more than segments.
+  """Index of each op's computation, int64 [N], found from the graph where the source tells no
+  more than segments.
 
-  The files of the public dataset lump computations into segments. But each computation is a range of ops with one root,
-  mostly the last of them, and nothing but the root is used from outside. So the next computation starts at the first op
-  behind a root that no other edge spans. Where that contradicts the segments, these are returned.
+  The files of the public dataset lump computations into segments. But each computation is a
+  range of ops with one root, mostly the last of them, and nothing but the root is used from
+  outside. So the next computation starts at the first op behind a root that no other edge spans.
+  Where that contradicts the segments, these are returned.
   """
   segment = module_lib.segment_of_op(module.node_splits)
   if not np.array_equal(module.computation, segment):
@@ -157,8 +193,10 @@ def computation_of_op(module: module_lib.Module) -> np.ndarray:
   is_root = module.node_feat[:, features.node_feature_names().index('is_root')] == 1
   roots = np.flatnonzero(is_root)
   within = module.edge_index[~is_root[module.edge_index[:, 1]]]
-  spans = np.cumsum(np.bincount(within.min(axis=1) + 1, minlength=n + 1)
-                    - np.bincount(within.max(axis=1) + 1, minlength=n + 1))
+  spans = np.cumsum(
+    np.bincount(within.min(axis=1) + 1, minlength=n + 1)
+    - np.bincount(within.max(axis=1) + 1, minlength=n + 1)
+  )
   possible = np.flatnonzero(spans == 0)
   starts = possible[np.searchsorted(possible, roots[:-1] + 1)]
   found = np.searchsorted(starts, np.arange(n), side='right')
@@ -172,7 +210,9 @@ def _config_vectors(module: module_lib.Module) -> np.ndarray:
   if module.config_feat is not None:
     return module.config_feat + np.float32(0)  # Turns -0 into 0: they are compared as bytes.
   assert module.node_config_feat is not None
-  return module.node_config_feat.reshape(module.num_configs, module.num_config_ops * features.NUM_LAYOUT_FEATURES)
+  return module.node_config_feat.reshape(
+    module.num_configs, module.num_config_ops * features.NUM_LAYOUT_FEATURES
+  )
 
 
 def _count_distinct(rows: np.ndarray) -> int:

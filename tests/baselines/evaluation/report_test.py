@@ -1,4 +1,6 @@
-"""Tests of baselines.evaluation.report: what the page holds, and what a real browser makes of it."""
+"""Tests of baselines.evaluation.report: what the page holds, and what a real browser makes of
+it.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,31 @@ HISTORY = 'epoch,loss,valid_opa,steps_per_second\n1,2.5,0.6,9\n2,2.0,0.8,9\n3,1.
 
 def directory(kind='tile', **options):
   sizes = dict.fromkeys(('ops', 'edges', 'config_ops', 'configs'), 4)
-  shard = manifest.Shard(name='valid/part-00000-of-00001.tfrecord', records=1, modules=1, measured=1, configs=4,
-                         bytes=9, crc32c='00000000', max_sizes=sizes, total_sizes=sizes)
-  return directory_lib.DatasetDirectory('data', manifest.Manifest(
-      collection=f'{kind}:x', kind=kind, options=options_lib.ConvertOptions(f'{kind}:x', **options).to_json(),
-      splits={'valid': manifest.Split.of([shard])}, rejected_inputs={}, skipped_modules={}, dropped_runs={},
-      source={'files': 3, 'bytes': 9, 'fingerprint': 'abc'}), {})
+  shard = manifest.Shard(
+    name='valid/part-00000-of-00001.tfrecord',
+    records=1,
+    modules=1,
+    measured=1,
+    configs=4,
+    bytes=9,
+    crc32c='00000000',
+    max_sizes=sizes,
+    total_sizes=sizes,
+  )
+  return directory_lib.DatasetDirectory(
+    'data',
+    manifest.Manifest(
+      collection=f'{kind}:x',
+      kind=kind,
+      options=options_lib.ConvertOptions(f'{kind}:x', **options).to_json(),
+      splits={'valid': manifest.Split.of([shard])},
+      rejected_inputs={},
+      skipped_modules={},
+      dropped_runs={},
+      source={'files': 3, 'bytes': 9, 'fingerprint': 'abc'},
+    ),
+    {},
+  )
 
 
 def scored(name, configs=12, seed=0, runtime=None, skill=0.5, kind='tile'):
@@ -53,20 +74,43 @@ def scored(name, configs=12, seed=0, runtime=None, skill=0.5, kind='tile'):
   runtime = rng.integers(1000, 5000, configs) if runtime is None else np.asarray(runtime)
   score = (skill * runtime / 1000 + rng.random(runtime.size)).astype(np.float32)
   relative = np.where(runtime < 0, -1, runtime / 2000 if kind == 'tile' else runtime)
-  return scoring.ScoredModule(module_id=name, config_id=np.arange(runtime.size), runtime=runtime,
-                              relative_runtime=relative, score=score)
+  return scoring.ScoredModule(
+    module_id=name,
+    config_id=np.arange(runtime.size),
+    runtime=runtime,
+    relative_runtime=relative,
+    score=score,
+  )
 
 
 def result(modules, path='runs/a', split='valid', kind='tile', indices=None):
-  config = {'model': {'name': 'MLP', 'parts': {'hidden': 4}}, 'training': {'epochs': 3, 'metric': 'opa', 'ema': 0.0},
-            'valid_split': 'valid', 'data': {'path': 'data'}, 'note': '</dd><b>bold'}
-  run = runs.Run(path, config, models.ModelOptions('MLP', kind, parts.PartOptions(4, 1, 3)), feature_choices.PUBLISHED,
-                 None)
-  judged = [evaluation.judge(module, kind, indices) for module in sorted(modules, key=lambda module: module.module_id)]
+  config = {
+    'model': {'name': 'MLP', 'parts': {'hidden': 4}},
+    'training': {'epochs': 3, 'metric': 'opa', 'ema': 0.0},
+    'valid_split': 'valid',
+    'data': {'path': 'data'},
+    'note': '</dd><b>bold',
+  }
+  run = runs.Run(
+    path,
+    config,
+    models.ModelOptions('MLP', kind, parts.PartOptions(4, 1, 3)),
+    feature_choices.PUBLISHED,
+    None,
+  )
+  judged = [
+    evaluation.judge(module, kind, indices)
+    for module in sorted(modules, key=lambda module: module.module_id)
+  ]
   return evaluation.Result(
-      run=run, label=path.rpartition('/')[2], split=split, folder=f'{path}/{split}', modules=judged,
-      num_ops={module.module_id: 5 + 3 * i for i, module in enumerate(judged)},
-      metrics=evaluation.metrics_json(run, directory(kind), split, judged, indices))
+    run=run,
+    label=path.rpartition('/')[2],
+    split=split,
+    folder=f'{path}/{split}',
+    modules=judged,
+    num_ops={module.module_id: 5 + 3 * i for i, module in enumerate(judged)},
+    metrics=evaluation.metrics_json(run, directory(kind), split, judged, indices),
+  )
 
 
 def several(skill, number=70):
@@ -80,7 +124,9 @@ def page(results, comparisons=(), kind='tile'):
 
 def data_of(text):
   """The data in a page, as a browser reads it."""
-  (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+  (found,) = re.findall(
+    r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL
+  )
   return json.loads(found)
 
 
@@ -90,14 +136,22 @@ def test_page_holds_the_numbers_of_the_result():
   (shown,) = found['results']
   view = shown['views']['all']
   assert view['numbers']['model'] == one.metrics['model']
-  assert found['splits'] == [{'name': 'valid', 'modules': {'ids': ['a', 'b', 'none'], 'ops': [5, 8, 11],
-                                                           'configs': [12, 12, 2]}}]
+  assert found['splits'] == [
+    {
+      'name': 'valid',
+      'modules': {'ids': ['a', 'b', 'none'], 'ops': [5, 8, 11], 'configs': [12, 12, 2]},
+    }
+  ]
   assert shown['unmeasured'] == 1
   assert view['values']['opa'][2] is None
-  assert view['values']['opa'][0] == pytest.approx(one.modules[0].verdicts['all'].metrics.opa, rel=1e-4)
+  assert view['values']['opa'][0] == pytest.approx(
+    one.modules[0].verdicts['all'].metrics.opa, rel=1e-4
+  )
   for name, k in (('curve', 'curve'), ('randomCurve', 'random')):
-    expected = [np.mean([getattr(module.verdicts['all'], k)[i] for module in one.modules[:2]])
-                for i in evaluation.CURVE_KS]
+    expected = [
+      np.mean([getattr(module.verdicts['all'], k)[i] for module in one.modules[:2]])
+      for i in evaluation.CURVE_KS
+    ]
     assert view[name] == pytest.approx(expected, rel=1e-4)
   slowdowns, scores = shown['points']['0']
   assert min(slowdowns) == 1
@@ -138,7 +192,9 @@ def test_size_is_bounded():
 
 
 def test_undefined_is_null():
-  one = result([scored('one', configs=1), scored('equal', runtime=[3000] * 4), scored('none', runtime=[-1])])
+  one = result(
+    [scored('one', configs=1), scored('equal', runtime=[3000] * 4), scored('none', runtime=[-1])]
+  )
   text = page([one])
   assert 'NaN' not in text.partition('id="data">')[2].partition('</script>')[0]
   view = data_of(text)['results'][0]['views']['all']
@@ -150,8 +206,15 @@ def test_undefined_is_null():
 
 def test_programs_are_told_where_names_tell_them():
   view = data_of(page([result(several(0.5, 9))]))['results'][0]['views']['all']
-  assert [(row['name'], row['modules']) for row in view['programs']] == [('net0.x', 3), ('net1.x', 3), ('net2.x', 3)]
-  assert data_of(page([result([scored('a'), scored('b')])]))['results'][0]['views']['all']['programs'] is None
+  assert [(row['name'], row['modules']) for row in view['programs']] == [
+    ('net0.x', 3),
+    ('net1.x', 3),
+    ('net2.x', 3),
+  ]
+  assert (
+    data_of(page([result([scored('a'), scored('b')])]))['results'][0]['views']['all']['programs']
+    is None
+  )
 
 
 def test_history_and_its_best_epoch(tmp_path):
@@ -159,8 +222,11 @@ def test_history_and_its_best_epoch(tmp_path):
   path.mkdir()
   (path / 'history.csv').write_text(HISTORY)
   (found,) = data_of(page([result([scored('a')], path=str(path))]))['runs']
-  assert found['history'] == {'columns': ['epoch', 'loss', 'valid_opa'], 'best': 2,
-                              'rows': [[1, 2.5, 0.6], [2, 2.0, 0.8], [3, 1.5, None]]}
+  assert found['history'] == {
+    'columns': ['epoch', 'loss', 'valid_opa'],
+    'best': 2,
+    'rows': [[1, 2.5, 0.6], [2, 2.0, 0.8], [3, 1.5, None]],
+  }
 
 
 @pytest.mark.parametrize('text', ['', 'epoch,loss\n1\n', 'epoch,loss\n1,abc\n'])
@@ -183,16 +249,31 @@ def parsed(command, define_flags):
 def test_commands_give_the_same_again():
   one = result([scored('a')])
   config = dict(one.run.config)
-  config['training'] = {**dataclasses.asdict(trainer_lib.TrainOptions(learning_rate=0.5)), 'metric': 'opa'}
+  config['training'] = {
+    **dataclasses.asdict(trainer_lib.TrainOptions(learning_rate=0.5)),
+    'metric': 'opa',
+  }
   config['model'] = {'name': 'MLP', 'parts': dataclasses.asdict(parts.PartOptions(hidden=7))}
   one = dataclasses.replace(one, run=dataclasses.replace(one.run, config=config))
   source = directory(max_array_bytes=12345)
-  content = report.content([one], [], source, ['tpu-graphs', 'evaluate', '--run=a b', '--data=data', '--split=valid'])
+  content = report.content(
+    [one], [], source, ['tpu-graphs', 'evaluate', '--run=a b', '--data=data', '--split=valid']
+  )
   name, values = parsed(content['runs'][0]['command'], train._define_flags)
   assert name == 'train'
-  assert (values.model, values.hidden, values.learning_rate, values.out) == ('MLP', 7, 0.5, 'runs/a')
+  assert (values.model, values.hidden, values.learning_rate, values.out) == (
+    'MLP',
+    7,
+    0.5,
+    'runs/a',
+  )
   name, values = parsed(content['commands']['convert'], convert._define_flags)
-  assert (name, values.collection, values.max_array_bytes, values.output) == ('convert', 'tile:x', 12345, 'data')
+  assert (name, values.collection, values.max_array_bytes, values.output) == (
+    'convert',
+    'tile:x',
+    12345,
+    'data',
+  )
   name, values = parsed(content['commands']['evaluate'], evaluate._define_flags)
   assert (name, values.run, values.split) == ('evaluate', ['a b'], ['valid'])
 
@@ -201,7 +282,9 @@ def test_commands_give_the_same_again():
 
 
 def _chromium():
-  return next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
+  return next(
+    filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None
+  )
 
 
 @pytest.fixture(scope='session')
@@ -229,10 +312,14 @@ def visit(browser, tmp_path):
     path = tmp_path / f'report{len(urls)}.html'
     path.write_text(text, encoding='utf-8')
     urls.append(path.as_uri())
-    browser.execute_cdp_cmd('Emulation.setEmulatedMedia',
-                            {'features': [{'name': 'prefers-color-scheme', 'value': scheme}]})
-    browser.execute_cdp_cmd('Emulation.setDeviceMetricsOverride',
-                            {'width': width, 'height': 900, 'deviceScaleFactor': 1, 'mobile': False})
+    browser.execute_cdp_cmd(
+      'Emulation.setEmulatedMedia',
+      {'features': [{'name': 'prefers-color-scheme', 'value': scheme}]},
+    )
+    browser.execute_cdp_cmd(
+      'Emulation.setDeviceMetricsOverride',
+      {'width': width, 'height': 900, 'deviceScaleFactor': 1, 'mobile': False},
+    )
     browser.get(urls[-1])
     wait_for_layout(browser)
     return browser
@@ -242,8 +329,11 @@ def visit(browser, tmp_path):
   yield visit
   assert browser.get_log('browser') == []
   messages = [json.loads(entry['message'])['message'] for entry in browser.get_log('performance')]
-  loaded = {message['params']['request']['url'] for message in messages
-            if message['method'] == 'Network.requestWillBeSent'}
+  loaded = {
+    message['params']['request']['url']
+    for message in messages
+    if message['method'] == 'Network.requestWillBeSent'
+  }
   assert {url for url in loaded if not url.startswith('data:')} == set(urls)
 
 
@@ -254,7 +344,8 @@ def wait_for_layout(browser):
 
 def texts(browser, selector):
   return browser.execute_script(
-      'return [...document.querySelectorAll(arguments[0])].map(node => node.textContent)', selector)
+    'return [...document.querySelectorAll(arguments[0])].map(node => node.textContent)', selector
+  )
 
 
 def column(browser, index):
@@ -267,34 +358,57 @@ def find(browser, selector):
 
 def click(browser, selector):
   node = find(browser, selector)
-  browser.execute_script('arguments[0].scrollIntoView({block: "center"})', node)  # Not below the sticky controls.
+  browser.execute_script(
+    'arguments[0].scrollIntoView({block: "center"})', node
+  )  # Not below the sticky controls.
   node.click()
 
 
 def two_runs(**kwargs):
   results = [result(several(0.5), **kwargs), result(several(0.1), path='runs/b', **kwargs)]
   first, second = ([verdict.metrics for verdict in one.verdicts('all')] for one in results)
-  paired = intervals.compare(module_table.ModuleTable.of(second), module_table.ModuleTable.of(first))
-  return results, [evaluation.Comparison(split='valid', view='all', label='b', base='a', paired=paired)]
+  paired = intervals.compare(
+    module_table.ModuleTable.of(second), module_table.ModuleTable.of(first)
+  )
+  return results, [
+    evaluation.Comparison(split='valid', view='all', label='b', base='a', paired=paired)
+  ]
 
 
 def test_one_run_is_shown(visit):
   one = result(several(0.5))
   browser = visit(page([one]))
   assert browser.title == 'MLP on tile:x'
-  assert texts(browser, 'h2') == ['How well the configs are ranked', 'Top-k error over k', 'By module size', 'Modules',
-                                  'Configs of a module', 'Worst modules', 'By program', 'Training',
-                                  'Run, data and how to reproduce']
-  assert texts(browser, '.card .value') == [f'{one.metrics["model"][name]:.4f}'
-                                            for name in ('opa', 'top_1_error', 'top_5_error')]
+  assert texts(browser, 'h2') == [
+    'How well the configs are ranked',
+    'Top-k error over k',
+    'By module size',
+    'Modules',
+    'Configs of a module',
+    'Worst modules',
+    'By program',
+    'Training',
+    'Run, data and how to reproduce',
+  ]
+  assert texts(browser, '.card .value') == [
+    f'{one.metrics["model"][name]:.4f}' for name in ('opa', 'top_1_error', 'top_5_error')
+  ]
   low, high = (one.metrics['intervals']['opa'][end] for end in ('low', 'high'))
   assert texts(browser, '.card .interval')[0] == f'{low:.4f} to {high:.4f}'
   assert f'random {one.metrics["random"]["top_1_error"]:.4f}' in texts(browser, '.card .legend li')
-  assert texts(browser, 'nav option') == ['OPA', 'Kendall tau', 'top-1 error', 'top-5 error', 'top-10 error']
+  assert texts(browser, 'nav option') == [
+    'OPA',
+    'Kendall tau',
+    'top-1 error',
+    'top-5 error',
+    'top-10 error',
+  ]
   assert texts(browser, 'nav label') == ['Judge by' + ''.join(texts(browser, 'nav option'))]
   assert len(browser.find_elements('css selector', '#curve polyline')) == 2
   assert len(browser.find_elements('css selector', '#size circle')) == 70
-  assert len(browser.find_elements('css selector', '#configs circle')) == 12 + 2 + 3  # And two marks, and the legend.
+  assert (
+    len(browser.find_elements('css selector', '#configs circle')) == 12 + 2 + 3
+  )  # And two marks, and the legend.
   assert texts(browser, '#programs tbody th') != []
   assert len(texts(browser, '#worst tbody tr')) == 10
 
@@ -343,7 +457,9 @@ def test_a_module_is_chosen(visit):
 
   def circles():
     wait_for_layout(browser)
-    return len(browser.find_elements('css selector', '#configs figure circle')) - 2  # Less the two marks.
+    return (
+      len(browser.find_elements('css selector', '#configs figure circle')) - 2
+    )  # Less the two marks.
 
   assert circles() in (5, 9)
   click(browser, '#modules tbody tr:nth-child(1) button')
@@ -371,12 +487,21 @@ def test_runs_are_compared(visit):
   opa = comparisons[0].paired.metrics['opa']
   assert opa.wins < opa.losses
   assert texts(browser, '#comparison tbody tr:first-child > *') == [
-      'OPA', f'{opa.difference.mean:.4f}', f'{opa.difference.low:.4f} to {opa.difference.high:.4f}', str(opa.wins),
-      str(opa.losses), str(opa.ties), browser.execute_script(f'return ({opa.p_value!r}).toPrecision(2)')]
+    'OPA',
+    f'{opa.difference.mean:.4f}',
+    f'{opa.difference.low:.4f} to {opa.difference.high:.4f}',
+    str(opa.wins),
+    str(opa.losses),
+    str(opa.ties),
+    browser.execute_script(f'return ({opa.p_value!r}).toPrecision(2)'),
+  ]
   before = column(browser, 3)
   click(browser, '#control-run option:nth-child(2)')
   assert column(browser, 3) != before
-  assert column(browser, 3)[0] == f'{min(verdict.metrics.opa for verdict in results[1].verdicts("all")):.4f}'
+  assert (
+    column(browser, 3)[0]
+    == f'{min(verdict.metrics.opa for verdict in results[1].verdicts("all")):.4f}'
+  )
 
 
 def test_listed_configs_are_a_view(visit):
@@ -402,9 +527,15 @@ def test_split_without_runtimes(visit):
   assert browser.find_elements('css selector', '.card') == []
 
 
-@pytest.mark.parametrize('modules', [
-    [scored('one')], [scored('single', configs=1)], [scored('equal', runtime=[3000] * 5)],
-    [scored('a', configs=1), scored('b')]])
+@pytest.mark.parametrize(
+  'modules',
+  [
+    [scored('one')],
+    [scored('single', configs=1)],
+    [scored('equal', runtime=[3000] * 5)],
+    [scored('a', configs=1), scored('b')],
+  ],
+)
 def test_few_or_undefined(visit, modules):
   browser = visit(page([result(modules)]))
   assert len(column(browser, 0)) == len(modules)
@@ -437,7 +568,9 @@ def test_training_curves(visit, tmp_path):
 
 
 def test_training_of_one_epoch_is_told_in_numbers(visit, tmp_path):
-  (tmp_path / 'history.csv').write_text('epoch,loss,valid_top_5_error,learning_rate\n1,2.5,0.25,0.001\n')
+  (tmp_path / 'history.csv').write_text(
+    'epoch,loss,valid_top_5_error,learning_rate\n1,2.5,0.25,0.001\n'
+  )
   browser = visit(page([result([scored('a')], path=str(tmp_path))]))
   assert browser.find_elements('css selector', '#training svg') == []
   assert texts(browser, '#training dt') == ['loss', 'valid top-5 error', 'learning rate']
@@ -445,15 +578,21 @@ def test_training_of_one_epoch_is_told_in_numbers(visit, tmp_path):
 
 
 def test_a_narrow_logarithmic_axis_has_several_ticks(visit):
-  browser = visit(page([dataclasses.replace(result([scored('a'), scored('b')]), num_ops={'a': 60, 'b': 190})]))
-  shown = [float(text) for text in texts(browser, '#size svg text') if re.fullmatch(r'[\d.]+', text)]
+  browser = visit(
+    page([dataclasses.replace(result([scored('a'), scored('b')]), num_ops={'a': 60, 'b': 190})])
+  )
+  shown = [
+    float(text) for text in texts(browser, '#size svg text') if re.fullmatch(r'[\d.]+', text)
+  ]
   assert len([tick for tick in shown if 60 <= tick <= 190]) > 1
 
 
 def luminance(color):
   """Of a CSS color rgb(r, g, b), as WCAG 2 defines it."""
   channels = [int(value) / 255 for value in re.findall(r'\d+', color)[:3]]
-  linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055)**2.4 for value in channels]
+  linear = [
+    value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels
+  ]
   return np.dot(linear, (0.2126, 0.7152, 0.0722))
 
 
@@ -466,8 +605,14 @@ def test_readable_in_both_schemes_and_all_widths(visit, scheme, width):
   style = 'return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]'
   background = luminance(browser.execute_script(style, 'section', 'backgroundColor'))
   assert (background > 0.5) == (scheme == 'light')
-  for selector, part in (('h2', 'color'), ('.faint', 'color'), ('#modules tbody button', 'color'), ('svg text', 'fill'),
-                         ('.card .s0 .name', 'color'), ('.card .s1 .name', 'color')):
+  for selector, part in (
+    ('h2', 'color'),
+    ('.faint', 'color'),
+    ('#modules tbody button', 'color'),
+    ('svg text', 'fill'),
+    ('.card .s0 .name', 'color'),
+    ('.card .s1 .name', 'color'),
+  ):
     text = luminance(browser.execute_script(style, selector, part))
     light, dark = max(text, background), min(text, background)
     assert (light + 0.05) / (dark + 0.05) >= 4.5, (selector, scheme)

@@ -1,4 +1,6 @@
-"""Tests of the parts of baselines.models against NumPy oracles that are written down as their docstrings say."""
+"""Tests of the parts of baselines.models against NumPy oracles that are written down as their
+docstrings say.
+"""
 
 import dataclasses
 
@@ -37,8 +39,11 @@ def _kernels(layer):
     return {'self': kernels[0], **{str(r): kernel for r, kernel in enumerate(kernels[1:])}}
   found = {'self': kernels[0]}
   for r, attend in enumerate(layer._attend):
-    found |= {f'{r} query': kernels[1 + 2 * r], f'{r} value': kernels[2 + 2 * r],
-              f'{r} score': attend._score.numpy().astype(np.float64)}
+    found |= {
+      f'{r} query': kernels[1 + 2 * r],
+      f'{r} value': kernels[2 + 2 * r],
+      f'{r} score': attend._score.numpy().astype(np.float64),
+    }
   return found
 
 
@@ -104,13 +109,17 @@ def test_layer_equals_naive_loops(name, directed):
 def _normalize(kind, name, x):
   stats = graphs.column_statistics(kind)['features'][name]
   log, constant = stats['log'], stats['constant']
-  result = (np.sign(x) * np.log1p(np.abs(x)) - log['mean']) / np.where(np.array(log['std']) > 0, log['std'], 1)
+  result = (np.sign(x) * np.log1p(np.abs(x)) - log['mean']) / np.where(
+    np.array(log['std']) > 0, log['std'], 1
+  )
   result[..., constant] = 0
   return result
 
 
 def _inputs(model, module):
-  """What is known of each op, [N, F], and of each op's config, [N, K, any], 0 where there is none."""
+  """What is known of each op, [N, F], and of each op's config, [N, K, any], 0 where there is
+  none.
+  """
   feat = _normalize(module.kind, 'feat', module.node_feat.astype(np.float64))
   embedding = model._op_input._embed.embeddings.numpy()
   ops = np.concatenate([embedding[module.node_opcode], feat], axis=1)
@@ -140,16 +149,22 @@ def _layout(layout, feat):
 def test_early_join_equals_first_layer_over_concatenation(name, kind, directed, monkeypatch):
   # GATv2 has a dense layer there.
   layers = 1 if name != 'GATv2' else 0
-  model = graphs.model(f'EarlyJoin{name}', kind, dataclasses.replace(graphs.PARTS, directed=directed, layers=layers))
+  model = graphs.model(
+    f'EarlyJoin{name}', kind, dataclasses.replace(graphs.PARTS, directed=directed, layers=layers)
+  )
   module = graphs.module(kind, n=6, seed=6, edge_index=_EDGES)
   seen, pool_ops = [], parts.pool_ops
-  monkeypatch.setattr(parts, 'pool_ops', lambda modules, state: (seen.append(state), pool_ops(modules, state))[1])
+  monkeypatch.setattr(
+    parts, 'pool_ops', lambda modules, state: (seen.append(state), pool_ops(modules, state))[1]
+  )
   model(graphs.batch([module, graphs.module(kind, n=2, seed=3)]))
   ops, configs = _inputs(model, module)
   x = np.concatenate([np.repeat(ops[:, np.newaxis], module.num_configs, axis=1), configs], axis=-1)
   of_ops, of_configs = _kernels(model._of_ops), _kernels(model._of_configs)
   kernels = {part: np.concatenate([of_ops[part], of_configs[part]]) for part in of_ops}
-  update = _update(name if layers else 'dense', kernels, x, _relations(_EDGES, directed) if layers else [])
+  update = _update(
+    name if layers else 'dense', kernels, x, _relations(_EDGES, directed) if layers else []
+  )
   expected = np.maximum(update + model._activate.bias.numpy(), 0)
   assert (expected > 0).any()
   np.testing.assert_allclose(seen[0][:6], expected, rtol=1e-4, atol=1e-5)
@@ -160,8 +175,11 @@ def test_late_join_equals_dense_layers_over_concatenations(kind):
   model = graphs.model('LateJoinSAGE', kind, dataclasses.replace(graphs.PARTS, layers=1))
   module = graphs.module(kind, n=6, seed=6, edge_index=_EDGES)
   ops, configs = _inputs(model, module)
-  state = np.maximum(_update('SAGE', _kernels(model._first), ops[:, np.newaxis], _relations(_EDGES, True))
-                     + model._activate.bias.numpy(), 0)[:, 0]  # [N, H]
+  state = np.maximum(
+    _update('SAGE', _kernels(model._first), ops[:, np.newaxis], _relations(_EDGES, True))
+    + model._activate.bias.numpy(),
+    0,
+  )[:, 0]  # [N, H]
 
   def dense(own, other, x, y):
     """A dense layer over the concatenation of x and y, whose kernel and bias are in two parts."""
@@ -174,18 +192,28 @@ def test_late_join_equals_dense_layers_over_concatenations(kind):
     config = configs[0, k]
     if kind == 'layout':
       own, other = model._join_ops._of_ops, model._join_ops._of_configs
-      config = np.mean([np.maximum(dense(own, other, state[i], configs[i, k]), 0) for i in module.node_config_ids], 0)
+      config = np.mean(
+        [np.maximum(dense(own, other, state[i], configs[i, k]), 0) for i in module.node_config_ids],
+        0,
+      )
     joined = np.maximum(dense(model._of_ops, model._of_configs, pooled, config), 0)
     joined = np.maximum(joined @ hidden.kernel.numpy() + hidden.bias.numpy(), 0)
-    np.testing.assert_allclose(found, (joined @ score.kernel.numpy() + score.bias.numpy())[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+      found, (joined @ score.kernel.numpy() + score.bias.numpy())[0], rtol=1e-4, atol=1e-5
+    )
 
 
 def test_equals_the_naive_formulation_of_the_benchmark():
   options = dataclasses.replace(graphs.PARTS, layers=3)
   model = graphs.model('EarlyJoinSAGE', 'tile', options)
   naive = benchmark.NaiveEarlyJoinSAGE(options, statistics.parse(graphs.column_statistics('tile')))
-  batch = graphs.batch([graphs.module('tile', n=6, seed=1, edge_index=_EDGES), graphs.module('tile', n=1, seed=2),
-                        graphs.module('tile', n=4, seed=3, edge_index=np.zeros((0, 2), np.int64))])
+  batch = graphs.batch(
+    [
+      graphs.module('tile', n=6, seed=1, edge_index=_EDGES),
+      graphs.module('tile', n=1, seed=2),
+      graphs.module('tile', n=4, seed=3, edge_index=np.zeros((0, 2), np.int64)),
+    ]
+  )
   naive(batch)
   naive.take_weights_of(model)
   np.testing.assert_allclose(naive(batch), model(batch), rtol=1e-4, atol=1e-5)
@@ -194,13 +222,19 @@ def test_equals_the_naive_formulation_of_the_benchmark():
   for other in (naive, model):
     with tf.GradientTape() as tape:
       loss = tf.reduce_sum(tf.square(other(batch, training=True) - target))
-    gradients.append(tape.gradient(loss, (naive.embed if other is naive else model._op_input._embed).embeddings))
+    gradients.append(
+      tape.gradient(loss, (naive.embed if other is naive else model._op_input._embed).embeddings)
+    )
   np.testing.assert_allclose(*map(tf.convert_to_tensor, gradients), rtol=1e-3, atol=1e-5)
 
 
 def test_normalizer_by_hand():
-  column = statistics.ColumnStatistics(count=2, log_mean=np.array([1.0, 2.0, 5.0]), log_std=np.array([2.0, 0.5, 0.0]),
-                                       constant=np.array([False, False, True]))
+  column = statistics.ColumnStatistics(
+    count=2,
+    log_mean=np.array([1.0, 2.0, 5.0]),
+    log_std=np.array([2.0, 0.5, 0.0]),
+    constant=np.array([False, False, True]),
+  )
   x = np.array([[np.expm1(3.0), -np.expm1(1.0), 7.0]], np.float32)
   np.testing.assert_allclose(parts.Normalizer(column)(x), [[1.0, -6.0, 0.0]], atol=1e-5)
 
@@ -231,7 +265,9 @@ def test_layer_norm_and_its_gradient_equal_those_of_keras():
 def test_bias_and_relu_and_their_gradients():
   rng = np.random.default_rng(0)
   x, bias = (rng.normal(size=shape).astype(np.float32) for shape in ((5, 3, 8), (8,)))
-  _assert_same(_gradient(parts._bias_relu, x, bias), _gradient(lambda x, bias: tf.nn.relu(x + bias), x, bias))
+  _assert_same(
+    _gradient(parts._bias_relu, x, bias), _gradient(lambda x, bias: tf.nn.relu(x + bias), x, bias)
+  )
 
 
 _GROUPS = np.array([2, 0, 2, 2, 0, 3], np.int32)  # 1 and 4 have no rows.
@@ -240,15 +276,25 @@ _GROUPS = np.array([2, 0, 2, 2, 0, 3], np.int32)  # 1 and 4 have no rows.
 @pytest.mark.parametrize('shape', [(), (4,), (2, 3)])
 def test_sums_and_gathers_and_their_gradients(shape):
   rng = np.random.default_rng(0)
-  rows, sums = rng.normal(size=(6, *shape)).astype(np.float32), rng.normal(size=(5, *shape)).astype(np.float32)
-  _assert_same(_gradient(lambda x: structure.take(x, _GROUPS), sums), _gradient(lambda x: tf.gather(x, _GROUPS), sums))
-  _assert_same(_gradient(lambda x: structure.sum_by(x, _GROUPS, 5), rows),
-               _gradient(lambda x: tf.math.unsorted_segment_sum(x, _GROUPS, 5), rows))
+  rows, sums = (
+    rng.normal(size=(6, *shape)).astype(np.float32),
+    rng.normal(size=(5, *shape)).astype(np.float32),
+  )
+  _assert_same(
+    _gradient(lambda x: structure.take(x, _GROUPS), sums),
+    _gradient(lambda x: tf.gather(x, _GROUPS), sums),
+  )
+  _assert_same(
+    _gradient(lambda x: structure.sum_by(x, _GROUPS, 5), rows),
+    _gradient(lambda x: tf.math.unsorted_segment_sum(x, _GROUPS, 5), rows),
+  )
 
 
 def test_maximum_and_its_gradient_with_ties_and_empty_groups():
   groups = structure.Groups(tf.constant(_GROUPS), tf.constant(5))
-  rows = np.random.default_rng(0).integers(-3, 0, (6, 4)).astype(np.float32)  # Below 0, where an empty group has 0.
+  rows = (
+    np.random.default_rng(0).integers(-3, 0, (6, 4)).astype(np.float32)
+  )  # Below 0, where an empty group has 0.
   value, gradient = _gradient(groups.maximum, rows)
   theirs, their_gradient = _gradient(lambda x: tf.math.unsorted_segment_max(x, _GROUPS, 5), rows)
   kept = [0, 2, 3]
@@ -270,7 +316,9 @@ def test_softmax_within_groups():
 def test_pool_ops_is_mean_and_maximum_per_module():
   modules = [graphs.module('tile', n=n, seed=n) for n in (3, 1)]
   state = np.random.default_rng(0).normal(size=(4, 2, 5)).astype(np.float32)
-  pooled = parts.pool_ops(structure.Structure.of(graphs.batch(modules), directed=True).modules, tf.constant(state))
+  pooled = parts.pool_ops(
+    structure.Structure.of(graphs.batch(modules), directed=True).modules, tf.constant(state)
+  )
   expected = [np.concatenate([part.mean(0), part.max(0)], -1) for part in (state[:3], state[3:])]
   np.testing.assert_allclose(pooled, expected, rtol=1e-6)
 
@@ -282,14 +330,20 @@ def test_neighbours_of_an_op_by_direction():
   (both,) = structure.Structure.of(batch, directed=False).between_ops.relations
   np.testing.assert_array_equal(operands.sum(state)[:, 0], [0, 1, 1, 2 + 3 + 3, 5, 0])
   np.testing.assert_array_equal(consumers.sum(state)[:, 0], [2 + 3, 4, 4 + 4, 0, 5, 0])
-  np.testing.assert_array_equal(both.sum(state)[:, 0], operands.sum(state)[:, 0] + consumers.sum(state)[:, 0])
+  np.testing.assert_array_equal(
+    both.sum(state)[:, 0], operands.sum(state)[:, 0] + consumers.sum(state)[:, 0]
+  )
 
 
 def test_first_layer_makes_nothing_of_ops_times_configs_times_inputs():
   model = graphs.model('EarlyJoinSAGE', 'tile')
   batch = graphs.batch([graphs.module('tile', n=6, seed=7, edge_index=_EDGES)])
   function = tf.function(lambda: model(batch)).get_concrete_function()
-  sizes = [tensor.shape.num_elements() or 0 for operation in function.graph.get_operations()
-           for tensor in operation.outputs if tensor.shape.is_fully_defined()]
+  sizes = [
+    tensor.shape.num_elements() or 0
+    for operation in function.graph.get_operations()
+    for tensor in operation.outputs
+    if tensor.shape.is_fully_defined()
+  ]
   assert 6 * graphs.K * graphs.PARTS.hidden in sizes  # The states: sizes are known here.
   assert max(sizes) < 6 * graphs.K * (4 + 140 + 24)

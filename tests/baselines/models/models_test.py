@@ -18,8 +18,11 @@ from tpu_graphs.modules import module as module_lib
 _K = graphs.K
 
 
-@pytest.fixture(scope='session', params=[(name, kind) for name in models.MODELS for kind in module_lib.KINDS],
-                ids='-'.join)
+@pytest.fixture(
+  scope='session',
+  params=[(name, kind) for name in models.MODELS for kind in module_lib.KINDS],
+  ids='-'.join,
+)
 def named(request):
   """Kind and model: directed for tile, undirected for layout."""
   name, kind = request.param
@@ -27,8 +30,15 @@ def named(request):
 
 
 def test_models_of_the_paper():
-  assert set(models.MODELS) == {'MLP', 'EarlyJoinSAGE', 'LateJoinSAGE', 'EarlyJoinResGCN', 'LateJoinResGCN',
-                                'EarlyJoinGATv2', 'LateJoinGATv2'}
+  assert set(models.MODELS) == {
+    'MLP',
+    'EarlyJoinSAGE',
+    'LateJoinSAGE',
+    'EarlyJoinResGCN',
+    'LateJoinResGCN',
+    'EarlyJoinGATv2',
+    'LateJoinGATv2',
+  }
   assert set(models.DEFAULT_MODEL.values()) <= set(models.MODELS)
 
 
@@ -37,7 +47,9 @@ def test_scores_tell_configs_and_modules_apart(named):
   scores = model(graphs.batch([graphs.module(kind, seed=1), graphs.module(kind, seed=2)])).numpy()
   assert scores.shape == (2, _K)
   assert scores.dtype == np.float32
-  assert np.unique(scores).size > _K  # Not all: a small MLP has configs for which no unit of a layer is active.
+  assert (
+    np.unique(scores).size > _K
+  )  # Not all: a small MLP has configs for which no unit of a layer is active.
 
 
 def test_score_depends_on_no_other_config(named):
@@ -58,7 +70,9 @@ def test_score_depends_on_no_other_module_or_padding(named):
   alone = np.concatenate([model(graphs.batch([module])).numpy() for module in modules])
   together = model(graphs.batch(modules)).numpy()
   np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-5)
-  padded = model(graphs.batch(modules, pad_to=graphs.split([*modules, graphs.module(kind, n=9)]))).numpy()
+  padded = model(
+    graphs.batch(modules, pad_to=graphs.split([*modules, graphs.module(kind, n=9)]))
+  ).numpy()
   assert padded.shape == (5, _K)
   assert np.isfinite(padded).all()
   np.testing.assert_allclose(padded[:4], alone, rtol=1e-4, atol=1e-5)
@@ -67,8 +81,12 @@ def test_score_depends_on_no_other_module_or_padding(named):
 def _relabelled(module, new):
   """The same module with op i as op new[i], edges and configurable ops in another order too."""
   old = np.argsort(new)
-  arrays = {'node_opcode': module.node_opcode[old], 'node_feat': module.node_feat[old],
-            'edge_index': new[module.edge_index][::-1], 'computation': module.computation[old]}
+  arrays = {
+    'node_opcode': module.node_opcode[old],
+    'node_feat': module.node_feat[old],
+    'edge_index': new[module.edge_index][::-1],
+    'computation': module.computation[old],
+  }
   if module.kind == 'layout':
     arrays['node_config_ids'] = new[module.node_config_ids][::-1]
     arrays['node_config_feat'] = module.node_config_feat[:, ::-1]
@@ -78,9 +96,13 @@ def _relabelled(module, new):
 
 def test_order_of_ops_has_no_effect(named):
   kind, model = named
-  module = graphs.module(kind, n=6, seed=4, edge_index=np.array([[1, 0], [2, 0], [3, 1], [3, 2], [5, 4], [5, 0]]))
+  module = graphs.module(
+    kind, n=6, seed=4, edge_index=np.array([[1, 0], [2, 0], [3, 1], [3, 2], [5, 4], [5, 0]])
+  )
   other = _relabelled(module, np.array([3, 5, 0, 1, 4, 2]))
-  np.testing.assert_allclose(model(graphs.batch([other])), model(graphs.batch([module])), rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(
+    model(graphs.batch([other])), model(graphs.batch([module])), rtol=1e-4, atol=1e-5
+  )
 
 
 def test_edges_matter_to_message_passing_only(named):
@@ -96,13 +118,22 @@ def test_direction_of_edges_matters_to_directed_models_only(name):
   edges = np.array([[1, 0], [2, 0], [3, 1]])
   for directed in (True, False):
     model = graphs.model(name, 'tile', dataclasses.replace(graphs.PARTS, directed=directed))
-    scores, reverse = (model(graphs.batch([graphs.module('tile', seed=6, edge_index=index)])).numpy()
-                       for index in (edges, edges[:, ::-1]))
+    scores, reverse = (
+      model(graphs.batch([graphs.module('tile', seed=6, edge_index=index)])).numpy()
+      for index in (edges, edges[:, ::-1])
+    )
     assert np.allclose(scores, reverse, atol=1e-5) == (not directed)
 
 
-@pytest.mark.parametrize('corner', [{'n': 1}, {'n': 4, 'edge_index': np.zeros((0, 2), np.int64)}, {'c': 1},
-                                    {'n': 3, 'edge_index': np.array([[1, 1], [1, 1], [0, 2], [2, 0]])}])
+@pytest.mark.parametrize(
+  'corner',
+  [
+    {'n': 1},
+    {'n': 4, 'edge_index': np.zeros((0, 2), np.int64)},
+    {'c': 1},
+    {'n': 3, 'edge_index': np.array([[1, 1], [1, 1], [0, 2], [2, 0]])},
+  ],
+)
 def test_corner_cases_are_finite(named, corner):
   kind, model = named
   batch = graphs.batch([graphs.module(kind, **corner), graphs.module(kind)])
@@ -110,8 +141,10 @@ def test_corner_cases_are_finite(named, corner):
     scores = model(batch, training=True)
     total = tf.reduce_sum(scores)
   assert np.isfinite(scores).all()
-  assert all(np.isfinite(tf.convert_to_tensor(gradient)).all()
-             for gradient in tape.gradient(total, model.trainable_variables))
+  assert all(
+    np.isfinite(tf.convert_to_tensor(gradient)).all()
+    for gradient in tape.gradient(total, model.trainable_variables)
+  )
 
 
 @pytest.mark.parametrize('name', models.MODELS)
@@ -125,7 +158,9 @@ def test_gradient_reaches_every_weight(named):
   kind, model = named
   # Attention needs an op with several operands and one with several consumers.
   edges = np.array([[1, 0], [2, 0], [3, 1], [3, 2]])
-  batch = graphs.batch([graphs.module(kind, n=7, seed=7, edge_index=edges), graphs.module(kind, n=3, seed=3)])
+  batch = graphs.batch(
+    [graphs.module(kind, n=7, seed=7, edge_index=edges), graphs.module(kind, n=3, seed=3)]
+  )
   with tf.GradientTape() as tape:
     scores = model(batch, training=True)
     loss = tf.reduce_sum(tf.square(scores) + scores)
@@ -159,7 +194,9 @@ def test_losses_are_ready_for_tpu_with_gradients(name):
       total, count = losses.sum_over_modules(losses.LOSSES[name](runtimes, scores), runtimes)
     return total, count, tape.gradient(total, scores)
 
-  inputs = [(tf.constant([[5, 3 + i, -1], [4, 4, 9]], tf.int64), tf.random.normal([2, 3])) for i in (0, 7)]
+  inputs = [
+    (tf.constant([[5, 3 + i, -1], [4, 4, 9]], tf.int64), tf.random.normal([2, 3])) for i in (0, 7)
+  ]
   spec = (tf.TensorSpec([2, 3], tf.int64), tf.TensorSpec([2, 3], tf.float32))
   testing.assert_tpu_ready(step, spec, inputs=inputs)
 
@@ -173,7 +210,9 @@ def test_learns(name, kind):
   history = []
   for _ in range(20):
     with tf.GradientTape() as tape:
-      loss = tf.reduce_mean(losses.list_mle(batch.context['relative_runtime'], model(batch, training=True)))
+      loss = tf.reduce_mean(
+        losses.list_mle(batch.context['relative_runtime'], model(batch, training=True))
+      )
     optimizer.minimize(loss, model.trainable_variables, tape=tape)
     history.append(float(loss))
   assert history[-1] < 0.9 * history[0], history
@@ -224,9 +263,14 @@ def test_no_layers(name):
 
 
 def test_options_survive_json():
-  options = models.ModelOptions('LateJoinGATv2', 'layout', dataclasses.replace(graphs.PARTS, directed=False))
+  options = models.ModelOptions(
+    'LateJoinGATv2', 'layout', dataclasses.replace(graphs.PARTS, directed=False)
+  )
   stored = json.loads(json.dumps(dataclasses.asdict(options)))
-  assert models.ModelOptions(stored['name'], stored['kind'], parts.PartOptions(**stored['parts'])) == options
+  assert (
+    models.ModelOptions(stored['name'], stored['kind'], parts.PartOptions(**stored['parts']))
+    == options
+  )
 
 
 def test_unknown_model_is_refused():

@@ -34,8 +34,10 @@ _of_tiles = pytest.mark.parametrize('kind', ['tile'], indirect=True)
 def folder(kind, tmp_path_factory):
   """Holds raw/train/a.npz, data and run."""
   folder = tmp_path_factory.mktemp(f'ranking_{kind}')
-  testing.write_run(str(folder / 'run'), testing.convert_arrays(folder, kind, {
-      'train/a': testing.arrays(kind, 5, _CONFIGS, 1)}))
+  testing.write_run(
+    str(folder / 'run'),
+    testing.convert_arrays(folder, kind, {'train/a': testing.arrays(kind, 5, _CONFIGS, 1)}),
+  )
   return folder
 
 
@@ -68,12 +70,21 @@ def test_configs_in_every_form_are_the_same(ranker, module, tmp_path):
   assert expected.notes == ()  # It is what the run was trained on.
   arrays = _arrays(module)
   np.savez(tmp_path / 'c.npz', **arrays)
-  names = features.tile_feature_names() if module.kind == 'tile' else [
-      f'{node}/{name}' for node in module.node_config_ids for name in features.layout_feature_names()]
+  names = (
+    features.tile_feature_names()
+    if module.kind == 'tile'
+    else [
+      f'{node}/{name}'
+      for node in module.node_config_ids
+      for name in features.layout_feature_names()
+    ]
+  )
   values = next(reversed(arrays.values()))
   rows = values.reshape(_CONFIGS, -1).tolist()
   (tmp_path / 'c.json').write_text(json.dumps(values.tolist()), encoding='utf-8')
-  (tmp_path / 'c.csv').write_text('\n'.join(','.join(map(str, row)) for row in [names, *rows]), encoding='utf-8')
+  (tmp_path / 'c.csv').write_text(
+    '\n'.join(','.join(map(str, row)) for row in [names, *rows]), encoding='utf-8'
+  )
   for given in (arrays, values, tmp_path / 'c.npz', str(tmp_path / 'c.json'), tmp_path / 'c.csv'):
     found = tpu_graphs.rank(ranker, module, given)
     np.testing.assert_array_equal(found.scores, expected.scores)
@@ -138,10 +149,12 @@ def test_configs_by_the_names_of_ops(ranker, tmp_path):
 
 def test_module_that_does_not_fit(ranker, module, kind):
   other_kind = 'layout' if kind == 'tile' else 'tile'
-  wrong = {'padding': dataclasses.replace(module, node_feat=-np.ones_like(module.node_feat)),
-           'extra features': dataclasses.replace(module, extra_feat=np.ones((5, 2), np.float32)),
-           'no config to rank': module.select_configs(np.arange(0)),
-           'other kind': npz.read(io.BytesIO(testing.npz_bytes(testing.arrays(other_kind))), path='m.npz')}
+  wrong = {
+    'padding': dataclasses.replace(module, node_feat=-np.ones_like(module.node_feat)),
+    'extra features': dataclasses.replace(module, extra_feat=np.ones((5, 2), np.float32)),
+    'no config to rank': module.select_configs(np.arange(0)),
+    'other kind': npz.read(io.BytesIO(testing.npz_bytes(testing.arrays(other_kind))), path='m.npz'),
+  }
   for message, each in wrong.items():
     with pytest.raises(errors.InputError, match=message):
       tpu_graphs.rank(ranker, each)
@@ -186,24 +199,34 @@ def test_values_that_training_has_not_seen_are_named(ranker, module):
   with pytest.warns(ranking.RankingWarning) as caught:  # Refused is nothing.
     tpu_graphs.rank(ranker, dataclasses.replace(module, node_feat=feat), {**configs, name: values})
   of_ops, of_configs = _notes(caught)
-  assert of_ops.startswith('values outside the range of the training data in 2 of 140 columns of the features of ops: '
-                           f'shape_dimensions_4 512 ({low:g} to {high:g}), shape_dimensions_2 3.5 (')
-  column = (features.tile_feature_names() if module.kind == 'tile' else features.layout_feature_names())[7]
+  assert of_ops.startswith(
+    'values outside the range of the training data in 2 of 140 columns of the features of ops: '
+    f'shape_dimensions_4 512 ({low:g} to {high:g}), shape_dimensions_2 3.5 ('
+  )
+  column = (
+    features.tile_feature_names() if module.kind == 'tile' else features.layout_feature_names()
+  )[7]
   assert f'of the configs: {column} 77 (' in of_configs
 
 
 def test_extra_features_beyond_the_range_are_named(kind, tmp_path):
-  choices = feature_choices.FeatureChoices(extra=(feature_choices.load(f'{user_features.HERE}:degree'),))
-  run = testing.write_run(str(tmp_path / 'run'), testing.convert_arrays(
-      tmp_path, kind, {'train/a': testing.arrays(kind, 3)}, choices=choices))
+  choices = feature_choices.FeatureChoices(
+    extra=(feature_choices.load(f'{user_features.HERE}:degree'),)
+  )
+  run = testing.write_run(
+    str(tmp_path / 'run'),
+    testing.convert_arrays(tmp_path, kind, {'train/a': testing.arrays(kind, 3)}, choices=choices),
+  )
   edges = np.array([[1, 0], [2, 0], [2, 0]])
   np.savez(tmp_path / 'b.npz', **testing.arrays(kind, 3, edge_index=edges))
   with pytest.warns(ranking.RankingWarning) as caught:
     tpu_graphs.rank(run, tmp_path / 'b.npz')
-  # An op is the consumer (column 0 of edges) of two others, and the operand of three; trained on chains.
+  # An op is the consumer (column 0 of edges) of two others, and the operand of three; trained on
+  # chains.
   assert _notes(caught) == [
-      'values outside the range of the training data in 2 of 2 columns of the extra features: '
-      'degree.consumers é 3 (0 to 1), degree.operands 2 (0 to 1)']
+    'values outside the range of the training data in 2 of 2 columns of the extra features: '
+    'degree.consumers é 3 (0 to 1), degree.operands 2 (0 to 1)'
+  ]
 
 
 @_of_layouts
@@ -244,12 +267,16 @@ def test_explanation_names_what_differs(ranker, module, configs):
       assert math.isnan(each.effect) == each.name.endswith(('sum', 'product'))
     else:
       op = chosen.node_config_ids.tolist().index(int(each.name))
-      one, other = ([tuple(row) for row in chosen.node_config_feat[rows, op]] for rows in (best, worst))
+      one, other = (
+        [tuple(row) for row in chosen.node_config_feat[rows, op]] for rows in (best, worst)
+      )
       naive = sum(abs(one.count(x) - other.count(x)) for x in {*one, *other}) / 2 / share
       assert each.opcode == features.opcode_names()[chosen.node_opcode[int(each.name)]]
       changed = chosen.node_config_feat[found.order[:1]].copy()
       changed[0, op] = each.worst
-      rescored = ranker.rank(chosen, {'node_config_ids': chosen.node_config_ids, 'node_config_feat': changed})
+      rescored = ranker.rank(
+        chosen, {'node_config_ids': chosen.node_config_ids, 'node_config_feat': changed}
+      )
       assert each.effect == pytest.approx(rescored.scores[0] - found.scores.min(), abs=1e-5)
     assert each.difference == pytest.approx(naive)
 
@@ -259,8 +286,14 @@ def test_effect_of_a_bound_goes_with_its_sum_and_product(ranker, module):
   feat = np.zeros((2, 24), np.float32)
   feat[:, 8:16] = [[4, 2, 0, 0, 0, 0, 6, 8], [4, 3, 0, 0, 0, 0, 7, 12]]
   found = ranker.rank(module, feat, explain=24)
-  assert [each.name for each in found.differences] == ['output_bounds_1', 'output_bounds_sum', 'output_bounds_product']
-  assert found.differences[0].effect == pytest.approx(found.scores.max() - found.scores.min(), abs=1e-5)
+  assert [each.name for each in found.differences] == [
+    'output_bounds_1',
+    'output_bounds_sum',
+    'output_bounds_product',
+  ]
+  assert found.differences[0].effect == pytest.approx(
+    found.scores.max() - found.scores.min(), abs=1e-5
+  )
 
 
 @_of_layouts
@@ -270,7 +303,9 @@ def test_ops_that_are_alike_are_told_once(ranker, module):
   assert difference.alike == 1
   with warnings.catch_warnings():
     warnings.simplefilter('ignore')
-    assert ranker.rank(module, np.repeat(feat[:1], 3, axis=0), explain=5).differences == ()  # All configs are equal.
+    assert (
+      ranker.rank(module, np.repeat(feat[:1], 3, axis=0), explain=5).differences == ()
+    )  # All configs are equal.
 
 
 def test_run_of_an_earlier_version_has_no_record_of_its_data(ranker, module):

@@ -16,9 +16,14 @@ _CONFIGS = 40  # More than are scored at a time below.
 
 
 def _modules(kind):
-  """Several chunks of configs; one config of one op without edges; a name in Unicode; nothing configurable."""
-  modules = [graphs.module(kind, n=5, c=_CONFIGS, seed=1), graphs.module(kind, n=1, c=1, seed=2),
-             dataclasses.replace(graphs.module(kind, n=9, c=3, seed=3), module_id='π/∅')]
+  """Several chunks of configs; one config of one op without edges; a name in Unicode; nothing
+  configurable.
+  """
+  modules = [
+    graphs.module(kind, n=5, c=_CONFIGS, seed=1),
+    graphs.module(kind, n=1, c=1, seed=2),
+    dataclasses.replace(graphs.module(kind, n=9, c=3, seed=3), module_id='π/∅'),
+  ]
   return [*modules, graphs.module(kind, n=4, c=2, seed=4, nc=0)] if kind == 'layout' else modules
 
 
@@ -46,10 +51,12 @@ def test_scores_are_those_of_the_model(kind, name):
   assert found['scores'].shape == found['config_id'].shape == [len(modules), _CONFIGS]
   for i, module in enumerate(modules):
     expected = model(graphs.batch([module], size=module.num_configs)).numpy()[0]
-    np.testing.assert_allclose(served.tensors(_tensors(module))['scores'], expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+      served.tensors(_tensors(module))['scores'], expected, rtol=1e-5, atol=1e-5
+    )
     scores, ids = found['scores'].numpy()[i], found['config_id'].numpy()[i]
-    np.testing.assert_allclose(scores[:module.num_configs], expected, rtol=1e-5, atol=1e-5)
-    assert (scores[module.num_configs:] == np.inf).all()
+    np.testing.assert_allclose(scores[: module.num_configs], expected, rtol=1e-5, atol=1e-5)
+    assert (scores[module.num_configs :] == np.inf).all()
     assert ids.tolist() == [*range(module.num_configs), *[-1] * (_CONFIGS - module.num_configs)]
 
 
@@ -63,12 +70,16 @@ def test_no_record_and_no_config(kind):
   assert served.examples(tf.constant([records.encode_whole(empty)]))['scores'].shape == [1, 0]
 
 
-@pytest.mark.parametrize(('name', 'change', 'message'), [
+@pytest.mark.parametrize(
+  ('name', 'change', 'message'),
+  [
     ('edge_index', lambda edges: edges + 1, 'edge_index out of range'),
     ('edge_index', lambda edges: edges - 1, 'edge_index below 0'),
     ('opcode', lambda opcodes: opcodes + 120, 'opcode out of range'),
     ('opcode', lambda opcodes: opcodes[1:], 'different numbers'),
-    ('feat', lambda feat: feat[1:], 'different numbers')])
+    ('feat', lambda feat: feat[1:], 'different numbers'),
+  ],
+)
 def test_arrays_that_do_not_fit(kind, name, change, message):
   served = saved_model.ServedModel(graphs.model('MLP', kind), kind)
   arrays = _tensors(graphs.module(kind))
@@ -80,7 +91,9 @@ def test_arrays_that_do_not_fit(kind, name, change, message):
 def test_configurable_ops_that_do_not_fit(change):
   served = saved_model.ServedModel(graphs.model('MLP', 'layout'), 'layout')
   arrays = _tensors(graphs.module('layout'))
-  with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=r'node_config_ids|different numbers'):
+  with pytest.raises(
+    (tf.errors.InvalidArgumentError, ValueError), match=r'node_config_ids|different numbers'
+  ):
     served.tensors({**arrays, 'node_config_ids': change(arrays['node_config_ids'])})
 
 

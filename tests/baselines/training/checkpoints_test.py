@@ -33,7 +33,9 @@ def _restored(folder):
 
 
 def test_state_comes_back_exactly(tmp_path):
-  states, progress, _ = _states(tmp_path, 1 / 3, epoch=2, step=7, loss=0.1 + 0.2, best=1 / 3, history=_HISTORY)
+  states, progress, _ = _states(
+    tmp_path, 1 / 3, epoch=2, step=7, loss=0.1 + 0.2, best=1 / 3, history=_HISTORY
+  )
   states.save()
   restored, value, lines = _restored(tmp_path)
   assert restored == progress
@@ -70,7 +72,7 @@ def test_damaged_newest_falls_back(tmp_path, pattern, damage):
   _save(tmp_path, [1.0, 2.0])
   path = max(tmp_path.glob(pattern))
   content = bytearray(path.read_bytes())
-  content[2] ^= 0xff
+  content[2] ^= 0xFF
   if damage == 'missing':
     path.unlink()
   else:
@@ -105,7 +107,10 @@ def test_leftovers_of_a_killed_save_are_removed(tmp_path):
   states.restore(pytest.fail)
   progress.step = 2
   states.save()
-  assert sorted({path.name.split('.')[0] for path in tmp_path.iterdir()}) == ['000001-00000001', '000001-00000002']
+  assert sorted({path.name.split('.')[0] for path in tmp_path.iterdir()}) == [
+    '000001-00000001',
+    '000001-00000002',
+  ]
 
 
 def test_all_damaged_is_an_error(tmp_path):
@@ -119,17 +124,23 @@ def test_all_damaged_is_an_error(tmp_path):
 
 def test_state_of_another_model_is_damaged(tmp_path):
   _save(tmp_path, [1.0])
-  other = checkpoints.States(str(tmp_path), checkpoints.Progress(), weight=tf.Variable([1.0, 2.0, 3.0]))
+  other = checkpoints.States(
+    str(tmp_path), checkpoints.Progress(), weight=tf.Variable([1.0, 2.0, 3.0])
+  )
   with pytest.raises(errors.InputError, match='no state of the interrupted run'):
     other.restore(lambda line: None)
 
 
 def test_worker_that_is_not_the_chief_writes_nothing(tmp_path):
-  states = checkpoints.States(str(tmp_path / 'state'), checkpoints.Progress(), is_chief=False, weight=tf.Variable(1.0))
+  states = checkpoints.States(
+    str(tmp_path / 'state'), checkpoints.Progress(), is_chief=False, weight=tf.Variable(1.0)
+  )
   states.save()
   assert not (tmp_path / 'state').exists()
   _save(tmp_path, [1.0])
-  checkpoints.States(str(tmp_path), checkpoints.Progress(), is_chief=False, weight=tf.Variable(1.0)).remove()
+  checkpoints.States(
+    str(tmp_path), checkpoints.Progress(), is_chief=False, weight=tf.Variable(1.0)
+  ).remove()
   assert checkpoints.stored(str(tmp_path))
 
 

@@ -21,8 +21,12 @@ def chosen(monkeypatch):
   return found
 
 
-@pytest.mark.parametrize(('cores', 'threads'), [(1, 1), (2, 1), (3, 1), (5, 1), (6, 2), (16, 5), (None, 1)])
-def test_operations_of_tile_batches_are_shared_out_to_few_threads(cores, threads, chosen, monkeypatch):
+@pytest.mark.parametrize(
+  ('cores', 'threads'), [(1, 1), (2, 1), (3, 1), (5, 1), (6, 2), (16, 5), (None, 1)]
+)
+def test_operations_of_tile_batches_are_shared_out_to_few_threads(
+  cores, threads, chosen, monkeypatch
+):
   monkeypatch.setattr(os, 'cpu_count', lambda: cores)
   host.tune('tile')
   assert chosen == [threads]
@@ -69,10 +73,19 @@ print(arenas(open('/proc/self/maps').read()) - arenas(before))
 tf.constant(0.0).numpy()
 print(tf.config.threading.get_intra_op_parallelism_threads())
 """
-  env = {name: value for name, value in os.environ.items()
-         if name not in ('TF_NUM_INTRAOP_THREADS', 'MALLOC_ARENA_MAX')}
-  done = subprocess.run([sys.executable, '-c', code], cwd=testing.GOLDEN.parents[1], env=env, text=True,
-                        capture_output=True, check=False)
+  env = {
+    name: value
+    for name, value in os.environ.items()
+    if name not in ('TF_NUM_INTRAOP_THREADS', 'MALLOC_ARENA_MAX')
+  }
+  done = subprocess.run(
+    [sys.executable, '-c', code],
+    cwd=testing.GOLDEN.parents[1],
+    env=env,
+    text=True,
+    capture_output=True,
+    check=False,
+  )
   assert done.returncode == 0, done.stderr
   new_arenas, threads = map(int, done.stdout.split())
   assert new_arenas <= 2

@@ -50,9 +50,14 @@ def test_sigterm_never_ends_what_is_being_saved():
   os.kill(os.getpid(), signal.SIGTERM)  # Nor what is done after that.
 
 
-@pytest.mark.parametrize(('number', 'told'), [
-    (signal.SIGTERM, 'stopped by SIGTERM'), (signal.SIGINT, 'stopped by SIGINT'),
-    (None, 'stopped since another worker was')])
+@pytest.mark.parametrize(
+  ('number', 'told'),
+  [
+    (signal.SIGTERM, 'stopped by SIGTERM'),
+    (signal.SIGINT, 'stopped by SIGINT'),
+    (None, 'stopped since another worker was'),
+  ],
+)
 def test_error_tells_of_the_signal(number, told):
   error = interrupts_lib.Interrupted(number)
   assert error.signal == number
@@ -60,7 +65,9 @@ def test_error_tells_of_the_signal(number, told):
 
 
 def test_signals_that_are_ignored_stay_so():
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # As for the jobs that a script has in the background.
+  signal.signal(
+    signal.SIGINT, signal.SIG_IGN
+  )  # As for the jobs that a script has in the background.
   with interrupts_lib.Interrupts() as interrupts:
     os.kill(os.getpid(), signal.SIGINT)
     assert interrupts.received is None

@@ -1,4 +1,6 @@
-"""Tests of baselines.training.runs: what is written is read, in another process too, and damage is named."""
+"""Tests of baselines.training.runs: what is written is read, in another process too, and damage
+is named.
+"""
 
 import dataclasses
 import json
@@ -29,6 +31,7 @@ _PARTS = parts.PartOptions(hidden=4, layers=1, opcode_embedding=3)
 @dataclasses.dataclass(frozen=True)
 class _Case:
   """A run, the model it was written from, and a file that it can rank."""
+
   run: str
   model: tf.keras.Model
   options: models.ModelOptions
@@ -47,14 +50,22 @@ def case(request, cases):
 
 
 def _make_case(kind, folder):
-  np.savez(folder / 'a.npz', **(testing.tile_arrays(c=9) if kind == 'tile' else testing.layout_arrays(c=9)))
+  np.savez(
+    folder / 'a.npz', **(testing.tile_arrays(c=9) if kind == 'tile' else testing.layout_arrays(c=9))
+  )
   module = npz.load(folder / 'a.npz')
   content = statistics.Statistics.of(module).to_json()
   options = models.ModelOptions(models.DEFAULT_MODEL[kind], kind, _PARTS)
   tf.keras.utils.set_random_seed(0)
   model = models.build(options, statistics.parse(content))
-  writer = runs.Writer(str(folder / 'run'), config={'note': 'π'}, options=options, model=model, statistics=content,
-                       overwrite=False)
+  writer = runs.Writer(
+    str(folder / 'run'),
+    config={'note': 'π'},
+    options=options,
+    model=model,
+    statistics=content,
+    overwrite=False,
+  )
   writer.write_history([{'epoch': 1, 'loss': 0.123456789, 'valid_opa': None}])
   writer.save(1)
   return _Case(str(folder / 'run'), model, options, str(folder / 'a.npz'))
@@ -75,8 +86,14 @@ def _refusal(path):
 def _write(path, case, overwrite=False):
   with open(f'{case.run}/{runs.STATISTICS_NAME}', encoding='utf-8') as file:
     content = json.load(file)
-  return runs.Writer(str(path), config={}, options=case.options, model=case.model, statistics=content,
-                     overwrite=overwrite)
+  return runs.Writer(
+    str(path),
+    config={},
+    options=case.options,
+    model=case.model,
+    statistics=content,
+    overwrite=overwrite,
+  )
 
 
 def test_run_is_read_as_it_was_written(case):
@@ -96,16 +113,24 @@ def test_history_has_a_row_per_epoch(case):
 
 @pytest.mark.slow
 def test_another_process_gives_the_same_scores(cases):
-  code = ('import sys\n'
-          'import tpu_graphs\n'
-          'for run, path in zip(sys.argv[1::2], sys.argv[2::2]):\n'
-          '  print(tpu_graphs.rank(run, path).scores.tobytes().hex())')
+  code = (
+    'import sys\n'
+    'import tpu_graphs\n'
+    'for run, path in zip(sys.argv[1::2], sys.argv[2::2]):\n'
+    '  print(tpu_graphs.rank(run, path).scores.tobytes().hex())'
+  )
   paths = [path for case in cases for path in (case.run, case.input)]
-  process = subprocess.run([sys.executable, '-c', code, *paths], capture_output=True, text=True, check=False)
+  process = subprocess.run(
+    [sys.executable, '-c', code, *paths], capture_output=True, text=True, check=False
+  )
   assert process.returncode == 0, process.stderr
   for case, line in zip(cases, process.stdout.splitlines(), strict=True):
-    expected = scoring.score_module(scoring.make_scorer(case.model, case.options.kind), npz.load(case.input)).score
-    np.testing.assert_allclose(np.frombuffer(bytes.fromhex(line), np.float32), expected, rtol=1e-5, atol=1e-5)
+    expected = scoring.score_module(
+      scoring.make_scorer(case.model, case.options.kind), npz.load(case.input)
+    ).score
+    np.testing.assert_allclose(
+      np.frombuffer(bytes.fromhex(line), np.float32), expected, rtol=1e-5, atol=1e-5
+    )
 
 
 def test_only_the_last_saved_weights_are_kept(case, tmp_path):
@@ -121,7 +146,9 @@ def test_no_run(tmp_path):
   assert (error.reason, error.path) == ('no run', str(tmp_path))
 
 
-@pytest.mark.parametrize('text', ['', '{', '[]', '{}', '{"format_version": 1}', '{"format_version": 1, "model": 3}'])
+@pytest.mark.parametrize(
+  'text', ['', '{', '[]', '{}', '{"format_version": 1}', '{"format_version": 1, "model": 3}']
+)
 def test_damaged_config_is_named(damaged, text):
   (damaged / runs.CONFIG_NAME).write_text(text)
   error = _refusal(damaged)
@@ -157,7 +184,9 @@ def test_missing_statistics_are_named(damaged):
   assert _refusal(damaged).path == str(damaged / runs.STATISTICS_NAME)
 
 
-@pytest.mark.parametrize('text', ['', '{"format_version": 1, "features": {}}', '{"format_version": 9}'])
+@pytest.mark.parametrize(
+  'text', ['', '{"format_version": 1, "features": {}}', '{"format_version": 9}']
+)
 def test_damaged_statistics_are_named(damaged, text):
   (damaged / runs.STATISTICS_NAME).write_text(text)
   assert _refusal(damaged).path == str(damaged / runs.STATISTICS_NAME)
@@ -196,7 +225,9 @@ def test_run_that_died_before_its_first_epoch_can_be_repeated(case, tmp_path):
 
 
 def _save_state(path):
-  checkpoints.States(str(path / runs.STATE_NAME), checkpoints.Progress(), weight=tf.Variable(1.0)).save()
+  checkpoints.States(
+    str(path / runs.STATE_NAME), checkpoints.Progress(), weight=tf.Variable(1.0)
+  ).save()
 
 
 def test_run_with_a_state_is_interrupted(case, tmp_path):
@@ -218,13 +249,27 @@ def test_interrupted_run_goes_on_with_the_same_options_only(case, damaged):
   config = json.loads((damaged / runs.CONFIG_NAME).read_text())
 
   def go_on(**over):
-    runs.Writer(str(damaged), **{'config': {'note': 'π'}, 'options': case.options, 'model': case.model, 'goes_on': True,
-                                 'statistics': {}, 'overwrite': False, **over})
+    runs.Writer(
+      str(damaged),
+      **{
+        'config': {'note': 'π'},
+        'options': case.options,
+        'model': case.model,
+        'goes_on': True,
+        'statistics': {},
+        'overwrite': False,
+        **over,
+      },
+    )
 
-  with pytest.raises(errors.InputError, match='interrupted run had other options: found note=None, expected note=π'):
+  with pytest.raises(
+    errors.InputError, match='interrupted run had other options: found note=None, expected note=π'
+  ):
     go_on(config={})
   parts_ = dataclasses.replace(case.options.parts, hidden=5)
-  with pytest.raises(errors.InputError, match=r'found model.parts.hidden=5, expected model.parts.hidden=4;'):
+  with pytest.raises(
+    errors.InputError, match=r'found model.parts.hidden=5, expected model.parts.hidden=4;'
+  ):
     go_on(options=dataclasses.replace(case.options, parts=parts_))
   assert json.loads((damaged / runs.CONFIG_NAME).read_text()) == config
   go_on(config={'note': 'π', 'versions': {'tensorflow': 'another'}})  # May differ.
@@ -233,16 +278,33 @@ def test_interrupted_run_goes_on_with_the_same_options_only(case, damaged):
 
 
 def test_worker_that_is_not_the_chief_writes_nothing(case, tmp_path):
-  writer = runs.Writer(str(tmp_path / 'run'), config={}, options=case.options, model=case.model, statistics={},
-                       overwrite=True, is_chief=False)
+  writer = runs.Writer(
+    str(tmp_path / 'run'),
+    config={},
+    options=case.options,
+    model=case.model,
+    statistics={},
+    overwrite=True,
+    is_chief=False,
+  )
   writer.write_history([{'epoch': 1}])
   writer.save(1)
   writer.summary().close()
   assert list((tmp_path / 'run').iterdir()) == []
 
 
-@pytest.mark.parametrize('name', [runs.METRICS_NAME, runs.PER_MODULE_NAME, runs.RANKINGS_NAME, runs.LISTED_NAME,
-                                  runs.REPORT_NAME, 'report.json', '.report.html.partial'])
+@pytest.mark.parametrize(
+  'name',
+  [
+    runs.METRICS_NAME,
+    runs.PER_MODULE_NAME,
+    runs.RANKINGS_NAME,
+    runs.LISTED_NAME,
+    runs.REPORT_NAME,
+    'report.json',
+    '.report.html.partial',
+  ],
+)
 def test_results_of_an_evaluation_are_replaced_with_the_run(damaged, case, name):
   (damaged / 'valid').mkdir()
   (damaged / 'valid' / name).write_text('?')
@@ -250,17 +312,26 @@ def test_results_of_an_evaluation_are_replaced_with_the_run(damaged, case, name)
   assert not (damaged / 'valid').exists()
 
 
-@pytest.mark.parametrize(('data', 'trained'), [
-    ({'keep_hops': 2, 'rest': 'drop'}, {}), ({'keep_hops': 2, 'rest': 'drop'}, {'keep_hops': 2, 'rest': 'summary'}),
-    ({'keep_hops': None, 'rest': None}, {'keep_hops': 0, 'rest': 'drop'})])
-def test_data_reduced_in_another_way_than_those_of_the_run_are_refused(damaged, case, data, trained):
+@pytest.mark.parametrize(
+  ('data', 'trained'),
+  [
+    ({'keep_hops': 2, 'rest': 'drop'}, {}),
+    ({'keep_hops': 2, 'rest': 'drop'}, {'keep_hops': 2, 'rest': 'summary'}),
+    ({'keep_hops': None, 'rest': None}, {'keep_hops': 0, 'rest': 'drop'}),
+  ],
+)
+def test_data_reduced_in_another_way_than_those_of_the_run_are_refused(
+  damaged, case, data, trained
+):
   def directory(options):
     manifest = types.SimpleNamespace(choices=feature_choices.PUBLISHED, options=options)
     return types.SimpleNamespace(path='DATA', kind=case.options.kind, manifest=manifest)
 
   config = json.loads((damaged / runs.CONFIG_NAME).read_text())
   (damaged / runs.CONFIG_NAME).write_text(json.dumps({**config, 'data': {'options': trained}}))
-  with pytest.raises(errors.InputError, match='DATA: graphs reduced in another way: found keep_hops='):
+  with pytest.raises(
+    errors.InputError, match='DATA: graphs reduced in another way: found keep_hops='
+  ):
     runs.load_for(str(damaged), directory(data))
   assert runs.load_for(str(damaged), directory(trained)).options == case.options
 
@@ -274,9 +345,13 @@ def test_folder_of_something_else_is_never_removed(case, tmp_path, overwrite):
 
 
 @pytest.mark.parametrize('overwrite', [False, True])
-@pytest.mark.parametrize('foreign', ['model.bin', 'src/x.py', 'data/train/part-00000-of-00001.tfrecord'])
+@pytest.mark.parametrize(
+  'foreign', ['model.bin', 'src/x.py', 'data/train/part-00000-of-00001.tfrecord']
+)
 def test_files_of_others_are_never_removed(damaged, case, foreign, overwrite):
-  (damaged / runs.HISTORY_NAME).unlink()  # A run that died at once, which is replaced where nothing else is there.
+  (
+    damaged / runs.HISTORY_NAME
+  ).unlink()  # A run that died at once, which is replaced where nothing else is there.
   (damaged / foreign).parent.mkdir(parents=True, exist_ok=True)
   (damaged / foreign).write_text('precious')
   with pytest.raises(errors.InputError, match='output exists and is no run') as info:
@@ -289,9 +364,14 @@ def test_files_of_others_are_never_removed(damaged, case, foreign, overwrite):
 @pytest.mark.parametrize('overwrite', [False, True])
 def test_config_of_another_program_is_not_removed(tmp_path, case, overwrite):
   (tmp_path / runs.CONFIG_NAME).write_text('{"model_type": "bert"}')
-  with pytest.raises(errors.InputError, match=r'output exists and is no run.*damaged config') as info:
+  with pytest.raises(
+    errors.InputError, match=r'output exists and is no run.*damaged config'
+  ) as info:
     _write(tmp_path, case, overwrite)
-  assert (info.value.path, info.value.fix) == (str(tmp_path / runs.CONFIG_NAME), 'remove it, or choose another place')
+  assert (info.value.path, info.value.fix) == (
+    str(tmp_path / runs.CONFIG_NAME),
+    'remove it, or choose another place',
+  )
   assert (tmp_path / runs.CONFIG_NAME).read_text() == '{"model_type": "bert"}'
 
 
@@ -327,9 +407,17 @@ def test_run_of_an_earlier_version_knows_the_published_form(damaged):
   assert runs.load(str(damaged)).choices == feature_choices.PUBLISHED
 
 
-@pytest.mark.parametrize('change', [
-    5, [], {'layout_padding': 3}, {'extra_features': [{'name': 'a'}]}, {'extra_features': 'a'},
-    {'extra_features': [{'name': 'a', 'columns': 'b', 'source': 'c:d'}]}])
+@pytest.mark.parametrize(
+  'change',
+  [
+    5,
+    [],
+    {'layout_padding': 3},
+    {'extra_features': [{'name': 'a'}]},
+    {'extra_features': 'a'},
+    {'extra_features': [{'name': 'a', 'columns': 'b', 'source': 'c:d'}]},
+  ],
+)
 def test_damaged_choices_are_named(damaged, change):
   path = damaged / runs.CONFIG_NAME
   path.write_text(json.dumps({**json.loads(path.read_text()), 'feature_choices': change}))

@@ -16,13 +16,15 @@ def calls(monkeypatch):
   made = []
 
   class Resolver:
-
     def __init__(self, tpu):
       made.append(f'resolver of {tpu!r}')
 
   monkeypatch.setattr(tf.distribute.cluster_resolver, 'TPUClusterResolver', Resolver)
-  for module, name in ((tf.config, 'experimental_connect_to_cluster'),
-                       (tf.tpu.experimental, 'initialize_tpu_system'), (tf.distribute, 'TPUStrategy')):
+  for module, name in (
+    (tf.config, 'experimental_connect_to_cluster'),
+    (tf.tpu.experimental, 'initialize_tpu_system'),
+    (tf.distribute, 'TPUStrategy'),
+  ):
 
     def call(resolver, name=name):
       assert isinstance(resolver, Resolver)
@@ -46,20 +48,30 @@ def connected(monkeypatch):
   return names
 
 
-@pytest.mark.parametrize(('paths', 'flag'), [
-    (_LOCAL, '--data and --out'), ({**_REMOTE, '--out': '/tmp/m'}, '--out'),
-    ({**_REMOTE, '--data': 'gcs://b/data'}, '--data')])
+@pytest.mark.parametrize(
+  ('paths', 'flag'),
+  [
+    (_LOCAL, '--data and --out'),
+    ({**_REMOTE, '--out': '/tmp/m'}, '--out'),
+    ({**_REMOTE, '--data': 'gcs://b/data'}, '--data'),
+  ],
+)
 @pytest.mark.parametrize('name', ['tpu', 'auto'])
 def test_local_path_with_remote_tpu_is_refused_before_connecting(connected, name, paths, flag):
   with pytest.raises(errors.InputError, match='local path given to a remote TPU') as info:
     strategies.make(name, tpu='my-tpu', paths=paths)
-  assert (info.value.where, info.value.found) == (flag, ' and '.join(paths[name] for name in flag.split(' and ')))
+  assert (info.value.where, info.value.found) == (
+    flag,
+    ' and '.join(paths[name] for name in flag.split(' and ')),
+  )
   assert '--tpu=local' in info.value.fix
   assert connected == []
 
 
-@pytest.mark.parametrize(('tpu', 'paths', 'name'), [
-    ('local', _LOCAL, 'local'), ('', _LOCAL, ''), (None, _LOCAL, ''), ('my-tpu', _REMOTE, 'my-tpu')])
+@pytest.mark.parametrize(
+  ('tpu', 'paths', 'name'),
+  [('local', _LOCAL, 'local'), ('', _LOCAL, ''), (None, _LOCAL, ''), ('my-tpu', _REMOTE, 'my-tpu')],
+)
 def test_no_tpu_to_be_found_is_one_line(connected, tpu, paths, name):
   with pytest.raises(errors.InputError, match='TPU not found') as info:
     strategies.make('tpu', tpu=tpu, paths=paths)
@@ -81,16 +93,31 @@ def test_one_replica_on_a_machine_with_one_device(name):
   assert strategies.make(name, tpu=None, paths=_LOCAL).num_replicas_in_sync == 1
 
 
-@pytest.mark.parametrize(('name', 'tpu', 'paths'), [('auto', 'local', _LOCAL), ('tpu', None, _LOCAL),
-                                                   ('auto', 'my-tpu', _REMOTE)])
+@pytest.mark.parametrize(
+  ('name', 'tpu', 'paths'),
+  [('auto', 'local', _LOCAL), ('tpu', None, _LOCAL), ('auto', 'my-tpu', _REMOTE)],
+)
 def test_tpu_is_initialized_before_its_strategy_is_made(calls, name, tpu, paths):
   assert strategies.make(name, tpu=tpu, paths=paths) == 'TPUStrategy'
-  assert calls == [f'resolver of {tpu or ""!r}', 'experimental_connect_to_cluster', 'initialize_tpu_system',
-                   'TPUStrategy']
+  assert calls == [
+    f'resolver of {tpu or ""!r}',
+    'experimental_connect_to_cluster',
+    'initialize_tpu_system',
+    'TPUStrategy',
+  ]
 
 
-@pytest.mark.parametrize('text', [None, '', '{', '[]', '{"cluster": {"worker": ["localhost:1"]}}',
-                                  '{"cluster": {"worker": ["localhost:1"]}, "task": {"type": "worker", "index": 1}}'])
+@pytest.mark.parametrize(
+  'text',
+  [
+    None,
+    '',
+    '{',
+    '[]',
+    '{"cluster": {"worker": ["localhost:1"]}}',
+    '{"cluster": {"worker": ["localhost:1"]}, "task": {"type": "worker", "index": 1}}',
+  ],
+)
 def test_damaged_cluster_is_refused(monkeypatch, text):
   monkeypatch.delenv('TF_CONFIG', raising=False)
   if text is not None:

@@ -29,8 +29,9 @@ from tpu_graphs.input import loading
 
 pytestmark = pytest.mark.usefixtures('each_pipeline_made_once')
 _PARTS = parts.PartOptions(hidden=8, layers=1, opcode_embedding=4)
-# Adding a constant to all scores changes no loss by order, so that Adam makes random steps for the last bias out of
-# what is rounded off. With some mse each weight has a gradient, and weights can be compared.
+# Adding a constant to all scores changes no loss by order, so that Adam makes random steps for the
+# last bias out of what is rounded off. With some mse each weight has a gradient, and weights can be
+# compared.
 _LOSS = 'list_mle:1,mse:1'
 _CPU = tf.distribute.OneDeviceStrategy('/cpu:0')
 _EXTRAS = {'ema': 0.9, 'weight_decay': 0.1, 'warmup': 0.5}
@@ -38,18 +39,29 @@ _EXTRAS = {'ema': 0.9, 'weight_decay': 0.1, 'warmup': 0.5}
 
 @pytest.fixture(scope='session')
 def data(kind, tmp_path_factory):
-  """Eight modules to train on, one of them without runtimes and one with one config, in two shards."""
-  return testing.convert_arrays(tmp_path_factory.mktemp(f'training_{kind}'), kind, {
+  """Eight modules to train on, one of them without runtimes and one with one config, in two
+  shards.
+  """
+  return testing.convert_arrays(
+    tmp_path_factory.mktemp(f'training_{kind}'),
+    kind,
+    {
       **{f'train/m{i}': testing.planted_arrays(kind, 3 + i % 3, 24, i) for i in range(6)},
-      'train/single': testing.planted_arrays(kind, 3, 1, 10), 'train/unmeasured': _unmeasured(kind, 3, 9, 11)},
-      num_shards=2)
+      'train/single': testing.planted_arrays(kind, 3, 1, 10),
+      'train/unmeasured': _unmeasured(kind, 3, 9, 11),
+    },
+    num_shards=2,
+  )
 
 
 @pytest.fixture(scope='session')
 def tile_data(tmp_path_factory):
   """Four modules, for what does not depend on the kind."""
-  return testing.convert_arrays(tmp_path_factory.mktemp('training'), 'tile', {
-      f'train/m{i}': testing.planted_arrays('tile', 3, 12, i) for i in range(4)})
+  return testing.convert_arrays(
+    tmp_path_factory.mktemp('training'),
+    'tile',
+    {f'train/m{i}': testing.planted_arrays('tile', 3, 12, i) for i in range(4)},
+  )
 
 
 def _mlp(data, **options):
@@ -61,12 +73,16 @@ def _unmeasured(kind, n, c, seed):
 
 
 def _options(**over):
-  return trainer_lib.TrainOptions(**{'epochs': 3, 'batch_size': 4, 'configs_per_module': 8, 'loss': _LOSS, **over})
+  return trainer_lib.TrainOptions(
+    **{'epochs': 3, 'batch_size': 4, 'configs_per_module': 8, 'loss': _LOSS, **over}
+  )
 
 
 def _trainer(kind, data, name=None, **options):
   model = models.ModelOptions(name or models.DEFAULT_MODEL[kind], kind, _PARTS)
-  return trainer_lib.Trainer(model, _options(**options), _CPU, directory=directory_lib.open_directory(data))
+  return trainer_lib.Trainer(
+    model, _options(**options), _CPU, directory=directory_lib.open_directory(data)
+  )
 
 
 def _train(trainer, counts):
@@ -74,7 +90,9 @@ def _train(trainer, counts):
   batches = iter(trainer.batches(1))
   taken = [trainer.take(batches, count) for count in counts]
   assert all(steps.is_finite for steps in taken)
-  return [steps.loss / steps.count for steps in taken], [weight.numpy() for weight in trainer.model.weights]
+  return [steps.loss / steps.count for steps in taken], [
+    weight.numpy() for weight in trainer.model.weights
+  ]
 
 
 def _assert_close(weights, expected, **tolerance):
@@ -110,7 +128,9 @@ def test_static_shapes_train_the_same(kind, data, five_steps):
   assert all(spec.dtype != tf.string for spec in specs)
   assert trainer._gradients.experimental_get_tracing_count() == 1
   assert trainer._take.experimental_get_tracing_count() == 1
-  np.testing.assert_allclose([*losses[:2], losses[2] * 3], [*five_steps[0][:2], sum(five_steps[0][2:])], rtol=1e-4)
+  np.testing.assert_allclose(
+    [*losses[:2], losses[2] * 3], [*five_steps[0][:2], sum(five_steps[0][2:])], rtol=1e-4
+  )
   _assert_close(weights, five_steps[1], rtol=1e-4, atol=1e-4)
 
 
@@ -132,8 +152,10 @@ def test_epochs_differ_and_can_be_read_from_any_step(kind, data):
   trainer = _trainer(kind, data, name='MLP', batch_size=2)
 
   def ids(epoch, step, count):
-    return [graph.context['config_id'].numpy().tolist()
-            for graph in itertools.islice(trainer.batches(epoch, step), count)]
+    return [
+      graph.context['config_id'].numpy().tolist()
+      for graph in itertools.islice(trainer.batches(epoch, step), count)
+    ]
 
   steps, later = trainer.steps_in_epoch(1), trainer.steps_in_epoch(2)
   assert steps > 2
@@ -155,10 +177,14 @@ def test_average_follows_the_weights(tile_data):
   for step in range(1, 5):
     trainer.take(batches, 1)
     decay = min(0.25, step / (step + 9))
-    average = [decay * old + (1 - decay) * new.numpy()
-               for old, new in zip(average, trainer.model.trainable_variables, strict=True)]
+    average = [
+      decay * old + (1 - decay) * new.numpy()
+      for old, new in zip(average, trainer.model.trainable_variables, strict=True)
+    ]
   trainer.update_judged()
-  _assert_close([weight.numpy() for weight in trainer.judged.trainable_variables], average, rtol=1e-4, atol=1e-6)
+  _assert_close(
+    [weight.numpy() for weight in trainer.judged.trainable_variables], average, rtol=1e-4, atol=1e-6
+  )
 
 
 def test_without_average_the_weights_are_judged(tile_data):
@@ -172,7 +198,9 @@ def test_weight_decay_spares_biases_and_embeddings(tile_data):
   # Without gradients there is nothing but the decay.
   trainer = _mlp(tile_data, weight_decay=0.5, learning_rate=0.1)
   before = trainer.model.get_weights()
-  trainer.optimizer.apply_gradients([(tf.zeros_like(weight), weight) for weight in trainer.model.trainable_variables])
+  trainer.optimizer.apply_gradients(
+    [(tf.zeros_like(weight), weight) for weight in trainer.model.trainable_variables]
+  )
   trainable = {id(weight) for weight in trainer.model.trainable_variables}
   decayed = []
   for weight, old in zip(trainer.model.weights, before, strict=True):
@@ -261,11 +289,15 @@ except ValueError as error:
 
 @pytest.mark.slow
 def test_two_devices_train_as_one(kind, data):
-  # Logical devices cannot be set once TensorFlow has started, so this needs a process of its own; one for each kind,
-  # of which the second also takes static shapes.
+  # Logical devices cannot be set once TensorFlow has started, so this needs a process of its own;
+  # one for each kind, of which the second also takes static shapes.
   over = {'loss': _LOSS, **_EXTRAS, 'shapes': int(kind == 'layout')}
-  process = subprocess.run([sys.executable, '-c', _TWO_DEVICES, kind, data, json.dumps(over)], capture_output=True,
-                           text=True, check=False)
+  process = subprocess.run(
+    [sys.executable, '-c', _TWO_DEVICES, kind, data, json.dumps(over)],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
   assert process.returncode == 0, process.stderr[-3000:]
   assert 'batch size does not fit the devices' in process.stdout
   assert 'found 3, expected a multiple of 2 replicas' in process.stdout
@@ -279,20 +311,48 @@ def _start_workers(command):
   cluster = {'worker': [f'localhost:{each.getsockname()[1]}' for each in sockets]}
   for each in sockets:
     each.close()
-  return [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={
-      **os.environ, 'TF_CONFIG': json.dumps({'cluster': cluster, 'task': {'type': 'worker', 'index': index}})})
-      for index in range(2)]
+  return [
+    subprocess.Popen(
+      command,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+      env={
+        **os.environ,
+        'TF_CONFIG': json.dumps({'cluster': cluster, 'task': {'type': 'worker', 'index': index}}),
+      },
+    )
+    for index in range(2)
+  ]
 
 
 @pytest.mark.slow
 def test_two_workers_train_as_one_and_stop_together(tmp_path):
-  data = testing.convert_arrays(tmp_path, 'tile', {
-      f'train/m{i}': testing.planted_arrays('tile', 3, 8, i) for i in range(8)}, num_shards=2)
+  data = testing.convert_arrays(
+    tmp_path,
+    'tile',
+    {f'train/m{i}': testing.planted_arrays('tile', 3, 8, i) for i in range(8)},
+    num_shards=2,
+  )
   out = tmp_path / 'run'
   epochs = 2
-  command = [sys.executable, '-m', 'baselines.train', f'--data={data}', f'--out={out}', '--model=MLP',
-             '--hidden=8', '--layers=1', '--opcode_embedding=4', '--strategy=multi_worker', f'--epochs={epochs}',
-             '--batch_size=4', '--configs_per_module=8', f'--loss={_LOSS}', '--steps_per_call=1']
+  command = [
+    sys.executable,
+    '-m',
+    'baselines.train',
+    f'--data={data}',
+    f'--out={out}',
+    '--model=MLP',
+    '--hidden=8',
+    '--layers=1',
+    '--opcode_embedding=4',
+    '--strategy=multi_worker',
+    f'--epochs={epochs}',
+    '--batch_size=4',
+    '--configs_per_module=8',
+    f'--loss={_LOSS}',
+    '--steps_per_call=1',
+  ]
   workers = _start_workers(command)
   while not (out / runs.CONFIG_NAME).exists() and all(worker.poll() is None for worker in workers):
     time.sleep(0.01)
@@ -308,11 +368,18 @@ def test_two_workers_train_as_one_and_stop_together(tmp_path):
     assert 'going on at epoch ' in told
   # What the two read, side by side in one batch.
   trainer = _trainer('tile', data, name='MLP', packs=2, epochs=epochs)
-  inputs = [batching.batches(data, 'train', trainer._batching, num_inputs=2, input_index=index) for index in range(2)]
-  both = loading.batch(tf.data.Dataset.choose_from_datasets(inputs, tf.data.Dataset.range(2).repeat()), 2)
+  inputs = [
+    batching.batches(data, 'train', trainer._batching, num_inputs=2, input_index=index)
+    for index in range(2)
+  ]
+  both = loading.batch(
+    tf.data.Dataset.choose_from_datasets(inputs, tf.data.Dataset.range(2).repeat()), 2
+  )
   [best] = out.glob('checkpoint/ckpt-*.index')
-  steps = [batching.batches_per_epoch(data, 'train', trainer._batching, epoch=epoch, num_inputs=2)
-           for epoch in range(int(best.stem.removeprefix('ckpt-')))]
+  steps = [
+    batching.batches_per_epoch(data, 'train', trainer._batching, epoch=epoch, num_inputs=2)
+    for epoch in range(int(best.stem.removeprefix('ckpt-')))
+  ]
   assert steps[0] == trainer.steps_in_epoch(1) > 1
   trainer.take(iter(both), sum(steps))
   _assert_close(runs.load(str(out)).model.get_weights(), trainer.model.get_weights(), atol=1e-5)
@@ -326,12 +393,17 @@ def test_split_smaller_than_a_batch_still_trains(tile_data):
 
 def test_modules_that_teach_nothing_do_not_count(tmp_path, kind):
   module = {'train/a': testing.planted_arrays(kind, 3, 8, 0)}
-  rest = {'train/single': testing.planted_arrays(kind, 3, 1, 1), 'train/unmeasured': _unmeasured(kind, 3, 9, 2),
-          'train/ties': {**testing.planted_arrays(kind, 3, 9, 3), 'config_runtime': np.full(9, 5000)}}
+  rest = {
+    'train/single': testing.planted_arrays(kind, 3, 1, 1),
+    'train/unmeasured': _unmeasured(kind, 3, 9, 2),
+    'train/ties': {**testing.planted_arrays(kind, 3, 9, 3), 'config_runtime': np.full(9, 5000)},
+  }
   total = []
   for name, sources in (('alone', module), ('together', {**module, **rest})):
     (tmp_path / name).mkdir()
-    trainer = _trainer(kind, testing.convert_arrays(tmp_path / name, kind, sources), name='MLP', batch_size=8)
+    trainer = _trainer(
+      kind, testing.convert_arrays(tmp_path / name, kind, sources), name='MLP', batch_size=8
+    )
     for weight in trainer.model.non_trainable_weights:  # The statistics of the two differ.
       weight.assign(tf.ones_like(weight))
     assert trainer.steps_in_epoch(1) == 1
@@ -342,9 +414,14 @@ def test_modules_that_teach_nothing_do_not_count(tmp_path, kind):
   assert taken.configs == 8 + 1 + 8  # Padding and modules without runtimes are no configs.
 
 
-@pytest.mark.parametrize(('options', 'where', 'found'), [
-    ({'packs': 3, 'batch_size': 4}, '--batch_size', '4'), ({'metric': 'accuracy'}, '--metric', 'accuracy'),
-    ({'metric': 'top_7_error'}, '--metric', 'top_7_error')])
+@pytest.mark.parametrize(
+  ('options', 'where', 'found'),
+  [
+    ({'packs': 3, 'batch_size': 4}, '--batch_size', '4'),
+    ({'metric': 'accuracy'}, '--metric', 'accuracy'),
+    ({'metric': 'top_7_error'}, '--metric', 'top_7_error'),
+  ],
+)
 def test_options_that_do_not_fit_are_refused(kind, options, where, found):
   with pytest.raises(errors.InputError) as info:
     _options(**options).resolve(kind, _CPU)
@@ -353,7 +430,11 @@ def test_options_that_do_not_fit_are_refused(kind, options, where, found):
 
 def test_options_are_filled_in(kind):
   resolved = _options().resolve(kind, _CPU)
-  assert (resolved.packs, resolved.shapes, resolved.metric) == (1, 0, trainer_lib.SELECTION_METRIC[kind])
+  assert (resolved.packs, resolved.shapes, resolved.metric) == (
+    1,
+    0,
+    trainer_lib.SELECTION_METRIC[kind],
+  )
   assert resolved.resolve(kind, _CPU) == resolved
 
 
@@ -372,7 +453,9 @@ def test_tpu_takes_one_static_shape():
   for shapes in (0, 2):
     with pytest.raises(errors.InputError, match='shapes do not fit a TPU'):
       _options(shapes=shapes).resolve('tile', _Tpus())
-  with pytest.raises(errors.InputError, match='packs do not fit the devices: found 3, expected a multiple of 2'):
+  with pytest.raises(
+    errors.InputError, match='packs do not fit the devices: found 3, expected a multiple of 2'
+  ):
     _options(packs=3).resolve('tile', _Tpus())
   with pytest.raises(errors.InputError, match='found 5, expected a multiple of 2 replicas'):
     _options(batch_size=5).resolve('tile', _Tpus())
@@ -386,17 +469,35 @@ def test_numbers_that_cannot_train_are_refused(option, value):
   assert info.value.where == f'--{option}'
 
 
-@pytest.mark.parametrize(('option', 'value'), [
-    ('ema', 1.0), ('ema', -0.1), ('warmup', 1.0), ('warmup', float('nan')), ('weight_decay', -1.0),
-    ('weight_decay', float('inf')), ('precision', 'float16')])
+@pytest.mark.parametrize(
+  ('option', 'value'),
+  [
+    ('ema', 1.0),
+    ('ema', -0.1),
+    ('warmup', 1.0),
+    ('warmup', float('nan')),
+    ('weight_decay', -1.0),
+    ('weight_decay', float('inf')),
+    ('precision', 'float16'),
+  ],
+)
 def test_other_numbers_out_of_range_are_refused(option, value):
   with pytest.raises(errors.InputError) as info:
     trainer_lib.TrainOptions(**{option: value})
   assert info.value.where == f'--{option}'
 
 
-@pytest.mark.parametrize(('metric', 'value', 'best', 'better'), [
-    ('opa', 0.5, None, True), ('opa', 0.5, 0.4, True), ('opa', 0.5, 0.5, False), ('opa', None, 0.1, False),
-    ('opa', None, None, True), ('top_5_error', 0.1, 0.2, True), ('top_5_error', 0.2, 0.1, False)])
+@pytest.mark.parametrize(
+  ('metric', 'value', 'best', 'better'),
+  [
+    ('opa', 0.5, None, True),
+    ('opa', 0.5, 0.4, True),
+    ('opa', 0.5, 0.5, False),
+    ('opa', None, 0.1, False),
+    ('opa', None, None, True),
+    ('top_5_error', 0.1, 0.2, True),
+    ('top_5_error', 0.2, 0.1, False),
+  ],
+)
 def test_better(metric, value, best, better):
   assert trainer_lib.is_better(metric, value, best) is better

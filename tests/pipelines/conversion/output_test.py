@@ -1,4 +1,6 @@
-"""Tests of pipelines.conversion.output: what may be written over, and what an interrupted run leaves."""
+"""Tests of pipelines.conversion.output: what may be written over, and what an interrupted run
+leaves.
+"""
 
 import os
 
@@ -9,8 +11,11 @@ from pipelines.runners import beam as beam_lib
 from tpu_graphs import errors
 
 REQUEST = {'collection': 'tile:xla', 'seed': 0}
-SHARDS = ('train/part-00000-of-00002.tfrecord', 'train/part-00001-of-00002.tfrecord',
-          'valid/part-00000-of-00001.tfrecord')
+SHARDS = (
+  'train/part-00000-of-00002.tfrecord',
+  'train/part-00001-of-00002.tfrecord',
+  'valid/part-00000-of-00001.tfrecord',
+)
 
 
 def fill(directory, *names, text='x'):
@@ -78,6 +83,7 @@ def test_interrupted_end_leaves_the_mark_or_nothing(unfinished, monkeypatch, aft
       raise KeyboardInterrupt
     deleted.extend(paths)
     delete(paths)
+
   monkeypatch.setattr(beam_lib.filesystems.FileSystems, 'delete', interrupted)
   with pytest.raises(KeyboardInterrupt):
     output.end(str(unfinished))
@@ -90,9 +96,20 @@ def test_dataset_is_refused_unless_overwritten(dataset):
   begin(dataset, overwrite=True)
 
 
-@pytest.mark.parametrize('name', [
-    'notes.txt', 'train/notes.txt', 'train/part-00000-of-00002.tfrecord.bak', 'train/part-list.csv', 'film.partial',
-    'train/film.partial', 'extra/part-00000-of-00002.tfrecord', 'part-00000-of-00002.tfrecord', 'manifest.json/x'])
+@pytest.mark.parametrize(
+  'name',
+  [
+    'notes.txt',
+    'train/notes.txt',
+    'train/part-00000-of-00002.tfrecord.bak',
+    'train/part-list.csv',
+    'film.partial',
+    'train/film.partial',
+    'extra/part-00000-of-00002.tfrecord',
+    'part-00000-of-00002.tfrecord',
+    'manifest.json/x',
+  ],
+)
 @pytest.mark.parametrize('overwrite', [False, True])
 @pytest.mark.parametrize('beside', [(), ('in_progress.json', *SHARDS), ('manifest.json', *SHARDS)])
 def test_foreign_files_are_never_touched(place, name, overwrite, beside):
@@ -116,16 +133,24 @@ def test_unfinished_run_is_repeated(unfinished):
 
 def test_run_interrupted_after_it_has_published_is_repeated(unfinished):
   fill(unfinished, 'manifest.json', '.spill/00ff')
-  refused(unfinished, 'output holds an unfinished conversion with other options', request={**REQUEST, 'seed': 1})
+  refused(
+    unfinished,
+    'output holds an unfinished conversion with other options',
+    request={**REQUEST, 'seed': 1},
+  )
   begin(unfinished)
 
 
 def test_unfinished_run_of_another_request(unfinished):
   other = {**REQUEST, 'seed': 1}
-  error = refused(unfinished, 'output holds an unfinished conversion with other options', request=other)
+  error = refused(
+    unfinished, 'output holds an unfinished conversion with other options', request=other
+  )
   assert '--overwrite' in error.fix
   begin(unfinished, request=other, overwrite=True)
-  refused(unfinished, 'output holds an unfinished conversion with other options')  # The mark is the new one.
+  refused(
+    unfinished, 'output holds an unfinished conversion with other options'
+  )  # The mark is the new one.
 
 
 def test_order_of_the_request_is_nothing(unfinished):
@@ -141,6 +166,7 @@ def test_interrupted_clearing_is_repeated(dataset, monkeypatch, after):
       raise KeyboardInterrupt
     deleted.extend(paths)
     delete(paths)
+
   with monkeypatch.context() as patch:
     patch.setattr(beam_lib.filesystems.FileSystems, 'delete', interrupted)
     with pytest.raises(KeyboardInterrupt):

@@ -21,8 +21,11 @@ def direct_options(args, input_bytes):
   pipeline = beam_lib.pipeline(args, input_bytes=input_bytes)
   assert isinstance(pipeline.runner, fn_runner.FnApiRunner)
   options = pipeline.options.view_as(pipeline_options.DirectOptions)
-  # multi_processing is an environment of the runner here, and no longer an option; see `_local_runner`.
-  processes = isinstance(pipeline.runner._default_environment, environments.SubprocessSDKEnvironment)
+  # multi_processing is an environment of the runner here, and no longer an option; see
+  # `_local_runner`.
+  processes = isinstance(
+    pipeline.runner._default_environment, environments.SubprocessSDKEnvironment
+  )
   mode = 'multi_processing' if processes else options.direct_running_mode
   return mode, options.direct_num_workers
 
@@ -30,7 +33,9 @@ def direct_options(args, input_bytes):
 CORES = os.cpu_count()
 
 
-@pytest.mark.parametrize(('args', 'input_bytes', 'expected'), [
+@pytest.mark.parametrize(
+  ('args', 'input_bytes', 'expected'),
+  [
     ([], SMALL, ('in_memory', 1)),
     ([], LARGE, ('multi_processing', CORES)),
     (['--runner=DirectRunner'], SMALL, ('in_memory', 1)),
@@ -42,9 +47,18 @@ CORES = os.cpu_count()
     (['--direct_num_workers=0'], SMALL, ('multi_processing', 0)),  # 0 is Beam's word for all cores.
     (['--direct_running_mode=in_memory'], LARGE, ('in_memory', 1)),
     (['--direct_running_mode=multi_processing'], SMALL, ('multi_processing', CORES)),
-    (['--direct_running_mode=multi_processing', '--direct_num_workers=2'], SMALL, ('multi_processing', 2)),
-    (['--direct_running_mode=multi_threading', '--direct_num_workers=3'], LARGE, ('multi_threading', 3)),
-])
+    (
+      ['--direct_running_mode=multi_processing', '--direct_num_workers=2'],
+      SMALL,
+      ('multi_processing', 2),
+    ),
+    (
+      ['--direct_running_mode=multi_threading', '--direct_num_workers=3'],
+      LARGE,
+      ('multi_threading', 3),
+    ),
+  ],
+)
 def test_local_runner(args, input_bytes, expected):
   assert direct_options(args, input_bytes) == expected
 
@@ -55,16 +69,43 @@ def test_other_options_reach_the_pipeline():
   assert (options.job_name, options.temp_location) == ('x', '/t')
 
 
-@pytest.mark.parametrize(('args', 'reason', 'found', 'fix'), [
-    (['--runer=DirectRunner'], 'unknown Beam option', '--runer=DirectRunner', 'did you mean --runner?'),
-    (['--direct_num_worker=2'], 'unknown Beam option', '--direct_num_worker=2', 'did you mean --direct_num_workers?'),
+@pytest.mark.parametrize(
+  ('args', 'reason', 'found', 'fix'),
+  [
+    (
+      ['--runer=DirectRunner'],
+      'unknown Beam option',
+      '--runer=DirectRunner',
+      'did you mean --runner?',
+    ),
+    (
+      ['--direct_num_worker=2'],
+      'unknown Beam option',
+      '--direct_num_worker=2',
+      'did you mean --direct_num_workers?',
+    ),
     (['--runner=DirectRunner', '--qqqqqqqq'], 'unknown Beam option', '--qqqqqqqq', None),
     (['stray'], 'unknown Beam option', 'stray', None),
-    (['--direct_num=2'], 'unknown Beam option', '--direct_num=2', 'did you mean --direct_num_workers?'),
-    (['--runner=DirectRunner', '--runner=FnApiRunner'], 'Beam option given twice',
-     '--runner=DirectRunner --runner=FnApiRunner', None),
-    (['--runner', 'DirectRunner', '--runner', 'DirectRunner'], 'Beam option given twice', '--runner --runner', None),
-])
+    (
+      ['--direct_num=2'],
+      'unknown Beam option',
+      '--direct_num=2',
+      'did you mean --direct_num_workers?',
+    ),
+    (
+      ['--runner=DirectRunner', '--runner=FnApiRunner'],
+      'Beam option given twice',
+      '--runner=DirectRunner --runner=FnApiRunner',
+      None,
+    ),
+    (
+      ['--runner', 'DirectRunner', '--runner', 'DirectRunner'],
+      'Beam option given twice',
+      '--runner --runner',
+      None,
+    ),
+  ],
+)
 def test_wrong_options(args, reason, found, fix):
   with pytest.raises(errors.InputError) as caught:
     beam_lib.pipeline(args, input_bytes=SMALL)
@@ -72,10 +113,14 @@ def test_wrong_options(args, reason, found, fix):
   assert fix is None or caught.value.fix == fix
 
 
-@pytest.mark.parametrize(('arg', 'names'), [
+@pytest.mark.parametrize(
+  ('arg', 'names'),
+  [
     ('--direct_num_workers=two', ('--direct_num_workers', 'two')),
     ('--direct_running_mode=threads', ('--direct_running_mode', 'threads', 'multi_processing')),
-    ('--runner', ('--runner',))])
+    ('--runner', ('--runner',)),
+  ],
+)
 def test_wrong_values(arg, names):
   with pytest.raises(errors.InputError, match='wrong Beam option') as caught:
     beam_lib.pipeline([arg], input_bytes=SMALL)
@@ -90,10 +135,14 @@ def test_unknown_runner():
   assert '\n' not in str(caught.value)
 
 
-@pytest.mark.parametrize(('path', 'reason', 'fix'), [
+@pytest.mark.parametrize(
+  ('path', 'reason', 'fix'),
+  [
     ('', 'empty path', None),
     ('gcs://bucket/x', 'unknown file system', 'use gs://'),
-    ('nope://bucket/x', 'file system not available', 'use a local path or gs://')])
+    ('nope://bucket/x', 'file system not available', 'use a local path or gs://'),
+  ],
+)
 def test_file_system_refused(path, reason, fix):
   with pytest.raises(errors.InputError) as caught:
     beam_lib.check_file_system('--output', path)
@@ -108,6 +157,7 @@ def test_local_paths_are_accepted(path):
 def test_google_storage_without_its_extra(monkeypatch):
   def get_filesystem(path):
     raise ValueError('Unable to get filesystem from specified path')
+
   monkeypatch.setattr(beam_lib.filesystems.FileSystems, 'get_filesystem', get_filesystem)
   with pytest.raises(errors.InputError) as caught:
     beam_lib.check_file_system('--input', 'gs://bucket/*.npz')
@@ -150,6 +200,7 @@ def test_rename_over_a_file_that_another_attempt_deletes(tmp_path, monkeypatch):
   def delete_twice(paths):
     delete(paths)
     delete(paths)
+
   monkeypatch.setattr(beam_lib.filesystems.FileSystems, 'delete', delete_twice)
   beam_lib.rename(str(tmp_path / 'a'), str(tmp_path / 'b'))
   assert os.listdir(tmp_path) == ['b']
@@ -162,8 +213,12 @@ def test_no_timer_empties_the_buffers_of_local_workers(mode, monkeypatch):
   monkeypatch.setattr(worker_handlers, 'DATA_BUFFER_TIME_LIMIT_MS', 1000)
   servicers = []
   create = data_plane.BeamFnDataServicer
-  monkeypatch.setattr(data_plane, 'BeamFnDataServicer', lambda limit: servicers.append(limit) or create(limit))
-  with beam_lib.pipeline([f'--direct_running_mode={mode}', '--direct_num_workers=2'], input_bytes=SMALL) as pipeline:
+  monkeypatch.setattr(
+    data_plane, 'BeamFnDataServicer', lambda limit: servicers.append(limit) or create(limit)
+  )
+  with beam_lib.pipeline(
+    [f'--direct_running_mode={mode}', '--direct_num_workers=2'], input_bytes=SMALL
+  ) as pipeline:
     numbers = pipeline | beam.Create(range(9)) | beam.Reshuffle() | beam.combiners.Count.Globally()
     testing_util.assert_that(numbers, testing_util.equal_to([9]))
   assert servicers

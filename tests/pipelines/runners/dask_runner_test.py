@@ -21,8 +21,15 @@ pytestmark = pytest.mark.slow
 
 
 def local_cluster(workers):
-  return distributed.LocalCluster(n_workers=workers, threads_per_worker=1, processes=False, protocol='tcp',
-                                  host='127.0.0.1', dashboard_address=':0', silence_logs=logging.CRITICAL)
+  return distributed.LocalCluster(
+    n_workers=workers,
+    threads_per_worker=1,
+    processes=False,
+    protocol='tcp',
+    host='127.0.0.1',
+    dashboard_address=':0',
+    silence_logs=logging.CRITICAL,
+  )
 
 
 @pytest.fixture(scope='module')
@@ -35,14 +42,17 @@ def cluster():
 @pytest.fixture
 def make(cluster):
   """Makes a pipeline for the cluster with more options, if given."""
+
   def pipeline(*args):
-    options = pipeline_options.PipelineOptions([f'--dask_client_address={cluster.scheduler_address}', *args])
+    options = pipeline_options.PipelineOptions(
+      [f'--dask_client_address={cluster.scheduler_address}', *args]
+    )
     return beam.Pipeline(dask_runner.DaskRunner(), options)
+
   return pipeline
 
 
 class OddAndEven(beam.DoFn):
-
   def process(self, number):
     yield beam.pvalue.TaggedOutput('odd', number) if number % 2 else number
 
@@ -68,7 +78,11 @@ def test_create(make):
 
 def test_each_tag_has_its_own(make):
   with make() as pipeline:
-    both = pipeline | beam.Create(range(10)) | beam.ParDo(OddAndEven()).with_outputs('odd', 'none', main='even')
+    both = (
+      pipeline
+      | beam.Create(range(10))
+      | beam.ParDo(OddAndEven()).with_outputs('odd', 'none', main='even')
+    )
     util.assert_that(both.even, util.equal_to([0, 2, 4, 6, 8]), 'even')
     util.assert_that(both.odd, util.equal_to([1, 3, 5, 7, 9]), 'odd')
     util.assert_that(both.none, util.equal_to([]), 'none')
@@ -85,9 +99,15 @@ def test_outputs_at_the_end_of_bundles(make, partitions):
 def test_grouping_by_equal_keys(make):
   pairs = [('a', 1), (('b', 2), 2), (None, 3), ('a', 4), (('b', 2), 5), (7, 6), (b'a', 7)]
   with make() as pipeline:
-    groups = (pipeline | beam.Create(pairs) | beam.GroupByKey()
-              | beam.MapTuple(lambda key, values: (key, sorted(values))))
-    util.assert_that(groups, util.equal_to([('a', [1, 4]), (('b', 2), [2, 5]), (None, [3]), (7, [6]), (b'a', [7])]))
+    groups = (
+      pipeline
+      | beam.Create(pairs)
+      | beam.GroupByKey()
+      | beam.MapTuple(lambda key, values: (key, sorted(values)))
+    )
+    util.assert_that(
+      groups, util.equal_to([('a', [1, 4]), (('b', 2), [2, 5]), (None, [3]), (7, [6]), (b'a', [7])])
+    )
 
 
 def test_combining(make):
@@ -95,9 +115,15 @@ def test_combining(make):
     numbers = pipeline | beam.Create(range(10))
     by_key = numbers | beam.Map(lambda i: (i % 3, i)) | beam.CombinePerKey(sum)
     util.assert_that(by_key, util.equal_to([(0, 18), (1, 12), (2, 15)]), 'per key')
-    util.assert_that(numbers | beam.Filter(lambda i: i > 99) | beam.CombineGlobally(sum), util.equal_to([0]), 'nothing')
+    util.assert_that(
+      numbers | beam.Filter(lambda i: i > 99) | beam.CombineGlobally(sum),
+      util.equal_to([0]),
+      'nothing',
+    )
     util.assert_that(numbers | beam.combiners.Top.Smallest(2), util.equal_to([[0, 1]]), 'top')
-    util.assert_that((numbers, numbers) | beam.Flatten() | beam.Distinct(), util.equal_to(range(10)), 'distinct')
+    util.assert_that(
+      (numbers, numbers) | beam.Flatten() | beam.Distinct(), util.equal_to(range(10)), 'distinct'
+    )
 
 
 def test_side_inputs(make):
@@ -106,9 +132,20 @@ def test_side_inputs(make):
     top = numbers | beam.CombineGlobally(max)
     empty = numbers | beam.Filter(lambda i: i > 99)
     found = numbers | 'Sides' >> beam.Map(
-        lambda i, top, every, none, negative, plain: (i, top, sorted(every), none, negative[i], plain),
-        beam.pvalue.AsSingleton(top), every=beam.pvalue.AsIter(numbers), none=beam.pvalue.AsList(empty),
-        negative=beam.pvalue.AsDict(numbers | beam.Map(lambda i: (i, -i))), plain='x')
+      lambda i, top, every, none, negative, plain: (
+        i,
+        top,
+        sorted(every),
+        none,
+        negative[i],
+        plain,
+      ),
+      beam.pvalue.AsSingleton(top),
+      every=beam.pvalue.AsIter(numbers),
+      none=beam.pvalue.AsList(empty),
+      negative=beam.pvalue.AsDict(numbers | beam.Map(lambda i: (i, -i))),
+      plain='x',
+    )
     util.assert_that(found, util.equal_to([(i, 3, [1, 2, 3], [], -i, 'x') for i in (1, 2, 3)]))
 
 
@@ -165,8 +202,12 @@ def test_what_it_cannot_do_is_refused(make):
 
 def test_no_scheduler(monkeypatch):
   monkeypatch.setattr(dask_runner, '_SECONDS_FOR_WORKERS', 1)
-  pipeline = beam.Pipeline(dask_runner.DaskRunner(), pipeline_options.PipelineOptions(
-      ['--dask_client_address=tcp://127.0.0.1:1', '--dask_connection_timeout=1']))
+  pipeline = beam.Pipeline(
+    dask_runner.DaskRunner(),
+    pipeline_options.PipelineOptions(
+      ['--dask_client_address=tcp://127.0.0.1:1', '--dask_connection_timeout=1']
+    ),
+  )
   _ = pipeline | beam.Create([1])
   with pytest.raises(errors.InputError, match='Dask cluster cannot be used'):
     pipeline.run()
@@ -175,8 +216,10 @@ def test_no_scheduler(monkeypatch):
 def test_a_scheduler_without_workers(monkeypatch):
   monkeypatch.setattr(dask_runner, '_SECONDS_FOR_WORKERS', 0.5)
   with local_cluster(0) as cluster:
-    pipeline = beam.Pipeline(dask_runner.DaskRunner(), pipeline_options.PipelineOptions(
-        [f'--dask_client_address={cluster.scheduler_address}']))
+    pipeline = beam.Pipeline(
+      dask_runner.DaskRunner(),
+      pipeline_options.PipelineOptions([f'--dask_client_address={cluster.scheduler_address}']),
+    )
     _ = pipeline | beam.Create([1])
     with pytest.raises(errors.InputError, match='Dask cluster cannot be used'):
       pipeline.run()

@@ -1,4 +1,6 @@
-"""The same dataset, to the byte, from every runner: in one process, in several, on Dask, through a job server."""
+"""The same dataset, to the byte, from every runner: in one process, in several, on Dask, through
+a job server.
+"""
 
 import contextlib
 import os
@@ -43,12 +45,23 @@ def zero(module, hlo):
 
 @contextlib.contextmanager
 def service(folder, *command, path=ROOT):
-  """A program that runs until the end of the block, its log in `folder`; it may import what lies in `path`."""
-  environment = {**os.environ, 'PATH': os.pathsep.join([os.path.dirname(sys.executable), os.environ['PATH']]),
-                 'PYTHONPATH': os.pathsep.join([str(ROOT), str(path), os.environ.get('PYTHONPATH', '')])}
+  """A program that runs until the end of the block, its log in `folder`; it may import what lies
+  in `path`.
+  """
+  environment = {
+    **os.environ,
+    'PATH': os.pathsep.join([os.path.dirname(sys.executable), os.environ['PATH']]),
+    'PYTHONPATH': os.pathsep.join([str(ROOT), str(path), os.environ.get('PYTHONPATH', '')]),
+  }
   with open(folder / 'log', 'wb') as log:
-    process = subprocess.Popen([sys.executable, *command], cwd=folder, env=environment, stdout=log, stderr=log,
-                               start_new_session=True)
+    process = subprocess.Popen(
+      [sys.executable, *command],
+      cwd=folder,
+      env=environment,
+      stdout=log,
+      stderr=log,
+      start_new_session=True,
+    )
   try:
     yield process
   finally:
@@ -90,10 +103,31 @@ def dask_cluster(tmp_path_factory, plugins):
   """Options for a scheduler with two worker processes."""
   folders = [tmp_path_factory.mktemp(name) for name in ('scheduler', 'workers')]
   file = folders[0] / 'scheduler.json'
-  with (service(folders[0], '-m', 'dask', 'scheduler', '--host=127.0.0.1', '--port=0', '--no-dashboard',
-                f'--scheduler-file={file}'),
-        service(folders[1], '-m', 'dask', 'worker', f'--scheduler-file={file}', '--nworkers=2', '--nthreads=1',
-                '--host=127.0.0.1', '--no-dashboard', f'--local-directory={folders[1]}', path=plugins)):
+  with (
+    service(
+      folders[0],
+      '-m',
+      'dask',
+      'scheduler',
+      '--host=127.0.0.1',
+      '--port=0',
+      '--no-dashboard',
+      f'--scheduler-file={file}',
+    ),
+    service(
+      folders[1],
+      '-m',
+      'dask',
+      'worker',
+      f'--scheduler-file={file}',
+      '--nworkers=2',
+      '--nthreads=1',
+      '--host=127.0.0.1',
+      '--no-dashboard',
+      f'--local-directory={folders[1]}',
+      path=plugins,
+    ),
+  ):
     wait_for(file.exists, folders[0])
     yield '--runner=DaskRunner', f'--dask_scheduler_file={file}'
 
@@ -103,7 +137,9 @@ def job_server(tmp_path_factory):
   """Options for a job server, without those that say where the steps run."""
   folder = tmp_path_factory.mktemp('job_server')
   file = folder / 'port'
-  with service(folder, '-m', 'apache_beam.runners.portability.local_job_service_main', f'--port_file={file}'):
+  with service(
+    folder, '-m', 'apache_beam.runners.portability.local_job_service_main', f'--port_file={file}'
+  ):
     wait_for(file.exists, folder)
     yield '--runner=PortableRunner', f'--job_endpoint=localhost:{file.read_text()}'
 
@@ -112,13 +148,22 @@ def job_server(tmp_path_factory):
 def worker_pool(tmp_path_factory):
   """Options that let the steps run in processes of an external pool."""
   folder, port = tmp_path_factory.mktemp('pool'), free_port()
-  with service(folder, '-m', 'apache_beam.runners.worker.worker_pool_main', f'--service_port={port}') as process:
+  with service(
+    folder, '-m', 'apache_beam.runners.worker.worker_pool_main', f'--service_port={port}'
+  ) as process:
     wait_for(lambda: listens(port) or process.poll() is not None, folder)
     yield '--environment_type=EXTERNAL', f'--environment_config=localhost:{port}'
 
 
-@pytest.fixture(params=['two processes', 'dask', 'job server, pool', 'job server, two of the pool',
-                        'job server, loopback'])
+@pytest.fixture(
+  params=[
+    'two processes',
+    'dask',
+    'job server, pool',
+    'job server, two of the pool',
+    'job server, loopback',
+  ]
+)
 def beam_args(request):
   if request.param == 'two processes':
     return '--direct_num_workers=2', '--direct_running_mode=multi_processing'
@@ -133,7 +178,9 @@ def beam_args(request):
 
 @pytest.fixture(scope='module')
 def raw(tmp_path_factory) -> pathlib.Path:
-  """Inputs of each kind: npz and protobuf, in split folders and not, with few and many configs, one damaged."""
+  """Inputs of each kind: npz and protobuf, in split folders and not, with few and many configs,
+  one damaged.
+  """
   folder = tmp_path_factory.mktemp('raw')
   for kind in module_lib.KINDS:
     for split in ('', 'train', 'valid', 'test'):
@@ -145,19 +192,31 @@ def raw(tmp_path_factory) -> pathlib.Path:
         np.savez(folder / kind / split / f'{split}m{i}.npz', **arrays)
     (folder / kind / 'train/damaged.npz').write_bytes(b'PK\x03\x04 and no more')
   (folder / 'tile/train/sel.pb').write_bytes((testing.GOLDEN / 'corner/tile_sel.pb').read_bytes())
-  (folder / 'layout/train/misc.pb').write_bytes((testing.GOLDEN / 'modules/misc_ops_unopt.pb').read_bytes())
+  (folder / 'layout/train/misc.pb').write_bytes(
+    (testing.GOLDEN / 'modules/misc_ops_unopt.pb').read_bytes()
+  )
   return folder
 
 
 def command(raw, kind, directory, *args):
   inputs = ','.join(f'{raw / kind / pattern}' for pattern in ('*.npz', 't*/*', 'valid/*'))
-  return ['convert.py', f'--collection={kind}:x', f'--input={inputs}', f'--output={directory}', '--num_shards=3',
-          '--max_configs_per_record=4', *args]
+  return [
+    'convert.py',
+    f'--collection={kind}:x',
+    f'--input={inputs}',
+    f'--output={directory}',
+    '--num_shards=3',
+    '--max_configs_per_record=4',
+    *args,
+  ]
 
 
 def tree(directory) -> dict[str, bytes]:
-  return {str(path.relative_to(directory)): path.read_bytes() for path in sorted(pathlib.Path(directory).rglob('*'))
-          if path.is_file()}
+  return {
+    str(path.relative_to(directory)): path.read_bytes()
+    for path in sorted(pathlib.Path(directory).rglob('*'))
+    if path.is_file()
+  }
 
 
 @pytest.fixture(scope='module')
@@ -193,7 +252,10 @@ def test_a_dask_worker_that_dies_changes_nothing(raw, dask_cluster, plugins, tmp
   monkeypatch.syspath_prepend(str(plugins))
   args = ('--on_error=skip', '--extra_features=deadly:zero', '--')
   marker.touch()
-  assert convert.main(command(raw, 'tile', tmp_path / 'alive', *args, '--direct_running_mode=in_memory')) == 0
+  assert (
+    convert.main(command(raw, 'tile', tmp_path / 'alive', *args, '--direct_running_mode=in_memory'))
+    == 0
+  )
   marker.unlink()
   assert convert.main(command(raw, 'tile', tmp_path / 'dead', *args, *dask_cluster)) == 0
   assert marker.exists()
@@ -202,10 +264,16 @@ def test_a_dask_worker_that_dies_changes_nothing(raw, dask_cluster, plugins, tmp
 
 def test_no_job_server(raw, tmp_path, monkeypatch, capfd):
   monkeypatch.setattr(beam_lib, '_SECONDS_FOR_JOB_SERVER', 0.5)
-  args = ('--', '--runner=PortableRunner', '--job_endpoint=localhost:1', '--environment_type=LOOPBACK')
+  args = (
+    '--',
+    '--runner=PortableRunner',
+    '--job_endpoint=localhost:1',
+    '--environment_type=LOOPBACK',
+  )
   assert convert.main(command(raw, 'tile', tmp_path / 'o', *args)) == 1
   assert capfd.readouterr().err == (
-      'error: --job_endpoint: no job server: found localhost:1, expected HOST:PORT of one that runs\n')
+    'error: --job_endpoint: no job server: found localhost:1, expected HOST:PORT of one that runs\n'
+  )
   assert os.listdir(tmp_path) == []
 
 

@@ -1,4 +1,6 @@
-"""Tests of tpu_graphs/commands/download.py: the command line, interruptions, and that convert takes what it leaves."""
+"""Tests of tpu_graphs/commands/download.py: the command line, interruptions, and that convert
+takes what it leaves.
+"""
 
 import io
 import os
@@ -48,14 +50,29 @@ def site(archives, monkeypatch):
 
 
 def run(site, output, *args):
-  return download.main(['download.py', '--collection=tile:xla', f'--output={output}', f'--base_url={site.url}', *args])
+  return download.main(
+    ['download.py', '--collection=tile:xla', f'--output={output}', f'--base_url={site.url}', *args]
+  )
 
 
 def start(site, output):
   """The command in a process of its own."""
-  return subprocess.Popen([sys.executable, '-m', 'tpu_graphs', 'download', '--collection=tile:xla', '--split=train',
-                           f'--output={output}', f'--base_url={site.url}'], cwd=ROOT, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+  return subprocess.Popen(
+    [
+      sys.executable,
+      '-m',
+      'tpu_graphs',
+      'download',
+      '--collection=tile:xla',
+      '--split=train',
+      f'--output={output}',
+      f'--base_url={site.url}',
+    ],
+    cwd=ROOT,
+    text=True,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+  )
 
 
 def test_downloads_what_convert_takes(site, tmp_path, capsys):
@@ -67,19 +84,27 @@ def test_downloads_what_convert_takes(site, tmp_path, capsys):
   assert lines[3].startswith('to download  ')
   assert lines[4].endswith(' free')
   assert lines[-2].startswith(f'{ARCHIVES["test"]}: 1 file, ')
-  assert lines[-1] == f'next: tpu-graphs convert --collection=tile:xla --input={tmp_path}/npz --output=…'
+  assert (
+    lines[-1] == f'next: tpu-graphs convert --collection=tile:xla --input={tmp_path}/npz --output=…'
+  )
   assert npz.load(tmp_path / 'npz/tile/xla/train/module_train.npz').num_ops == 300
 
   from pipelines.conversion import inputs as inputs_lib
+
   found = inputs_lib.find_inputs([str(tmp_path / 'npz')], 'tile:xla')
-  assert found.patterns == tuple(str(tmp_path / f'npz/tile/xla/{split}/*.npz') for split in ARCHIVES)
+  assert found.patterns == tuple(
+    str(tmp_path / f'npz/tile/xla/{split}/*.npz') for split in ARCHIVES
+  )
   assert found.files == 3
 
 
 def test_dry_run_shows_the_sizes_only(site, tmp_path, capsys):
   assert run(site, tmp_path / 'out', '--split=valid,test', '--dry_run') == 0
   sizes = dict(re.findall(r'^(\S+\.tar) +(\S+ KiB)$', capsys.readouterr().out, re.MULTILINE))
-  assert sizes == {name: f'{len(site.files[name]) / 1024:.1f} KiB' for name in (ARCHIVES['valid'], ARCHIVES['test'])}
+  assert sizes == {
+    name: f'{len(site.files[name]) / 1024:.1f} KiB'
+    for name in (ARCHIVES['valid'], ARCHIVES['test'])
+  }
   assert site.gets == []
   assert not (tmp_path / 'out').exists()
 
@@ -93,13 +118,25 @@ def test_a_second_run_has_nothing_to_do(site, tmp_path, capsys):
   assert {path.name for path in tmp_path.glob('*.tar')} == set(ARCHIVES.values())
 
 
-@pytest.mark.parametrize(('args', 'code', 'message'), [
-    (['--collection=tile'], 1, "--collection: unknown collection: found 'tile', expected tile:xla, "),
+@pytest.mark.parametrize(
+  ('args', 'code', 'message'),
+  [
+    (
+      ['--collection=tile'],
+      1,
+      "--collection: unknown collection: found 'tile', expected tile:xla, ",
+    ),
     (['--split=dev'], 1, "--split: unknown split: found 'dev', expected train, valid, test"),
     (['--base_url=ftp://x'], 1, '--base_url: no URL: found ftp://x'),
-    (['--base_url=http://127.0.0.1:1'], 1, 'npz_tile_xla_train.tar: cannot reach the server: found Connection refused'),
+    (
+      ['--base_url=http://127.0.0.1:1'],
+      1,
+      'npz_tile_xla_train.tar: cannot reach the server: found Connection refused',
+    ),
     (['--output=gs://a'], 1, '--output: no local folder'),
-    (['--outptu=x'], 2, 'unknown flag --outptu (did you mean --output?)')])
+    (['--outptu=x'], 2, 'unknown flag --outptu (did you mean --output?)'),
+  ],
+)
 def test_mistakes_are_told_in_one_line(site, tmp_path, capsys, args, code, message):
   assert run(site, tmp_path / 'out', *args) == code
   out, err = capsys.readouterr()
@@ -112,7 +149,9 @@ def test_mistakes_are_told_in_one_line(site, tmp_path, capsys, args, code, messa
 def test_a_missing_file_is_told_before_anything_is_downloaded(site, tmp_path, capsys):
   del site.files[ARCHIVES['test']]
   assert run(site, tmp_path / 'out') == 1
-  assert f'{ARCHIVES["test"]}: server refuses the file: found HTTP status 404' in capsys.readouterr().err
+  assert (
+    f'{ARCHIVES["test"]}: server refuses the file: found HTTP status 404' in capsys.readouterr().err
+  )
   assert site.gets == []
 
 
@@ -124,6 +163,7 @@ def test_an_interrupted_download_goes_on(site, tmp_path, signum):
     handler.answer(send=100_000)
     handler.wfile.flush()
     done.wait(60)
+
   site.faults = [half]
   partial = tmp_path / f'{name}.partial'
   with start(site, tmp_path) as process:
@@ -147,5 +187,10 @@ def test_an_interrupted_download_goes_on(site, tmp_path, signum):
 def test_help(capsys):
   assert download.main(['download.py', '--help']) == 0
   out = capsys.readouterr().out
-  for part in ('layout:nlp:random', '--[no]keep_archives', '--[no]dry_run', 'http://download.tensorflow.org/'):
+  for part in (
+    'layout:nlp:random',
+    '--[no]keep_archives',
+    '--[no]dry_run',
+    'http://download.tensorflow.org/',
+  ):
     assert part in out

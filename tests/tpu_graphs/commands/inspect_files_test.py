@@ -1,4 +1,6 @@
-"""Tests of tpu_graphs/commands/inspect_files.py, the command `tpu-graphs inspect`, as a user runs it."""
+"""Tests of tpu_graphs/commands/inspect_files.py, the command `tpu-graphs inspect`, as a user
+runs it.
+"""
 
 import json
 import pathlib
@@ -38,25 +40,46 @@ def run(capsys, *args):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-  """The working directory: tile.npz, layout.npz, test.npz without runtimes, empty.npz of 0 bytes, text.npz."""
+  """The working directory: tile.npz, layout.npz, test.npz without runtimes, empty.npz of 0
+  bytes, text.npz.
+  """
   monkeypatch.chdir(tmp_path)
-  opcodes = np.array([features.opcodes()[name] for name in ('parameter', 'constant', 'dot', 'dot')], np.uint8)
+  opcodes = np.array(
+    [features.opcodes()[name] for name in ('parameter', 'constant', 'dot', 'dot')], np.uint8
+  )
   edges = np.array([[2, 0], [3, 1], [3, 2]])
   graph = {'node_opcode': opcodes, 'edge_index': edges, 'node_feat': np.zeros((4, 140), np.float32)}
   vectors = np.zeros((4, 24), np.float32)
   vectors[3] = 1
-  np.savez('tile.npz', **testing.tile_arrays(c=4, config_feat=vectors, config_runtime=np.array([800, 1500, 2000, 0]),
-                                             config_runtime_normalizers=np.full(4, 1000), **graph))
-  np.savez('layout.npz', **testing.layout_arrays(c=2000, config_runtime=np.arange(4, 2004) * 1_000_000, **graph))
-  np.savez('test.npz', **testing.tile_arrays(config_runtime=np.zeros(6, int),
-                                             config_runtime_normalizers=np.ones(6, int)))
+  np.savez(
+    'tile.npz',
+    **testing.tile_arrays(
+      c=4,
+      config_feat=vectors,
+      config_runtime=np.array([800, 1500, 2000, 0]),
+      config_runtime_normalizers=np.full(4, 1000),
+      **graph,
+    ),
+  )
+  np.savez(
+    'layout.npz',
+    **testing.layout_arrays(c=2000, config_runtime=np.arange(4, 2004) * 1_000_000, **graph),
+  )
+  np.savez(
+    'test.npz',
+    **testing.tile_arrays(
+      config_runtime=np.zeros(6, int), config_runtime_normalizers=np.ones(6, int)
+    ),
+  )
   pathlib.Path('empty.npz').touch()
   pathlib.Path('text.npz').write_text('hello')
   return tmp_path
 
 
 def test_one_tile_module(folder, capsys):
-  assert run(capsys, 'tile.npz') == (0, [
+  assert run(capsys, 'tile.npz') == (
+    0,
+    [
       'tile.npz: npz, 1 tile module',
       '  module        tile',
       '  graph         4 ops, 3 edges, 1 computation',
@@ -65,11 +88,16 @@ def test_one_tile_module(folder, capsys):
       '  best/default  0.800',
       '  opcodes       2 dot, 1 constant, 1 parameter',
       f'  dropped runs  {npz.SHORT_RUN}: 1',
-      HLO_LINE], [])
+      HLO_LINE,
+    ],
+    [],
+  )
 
 
 def test_one_layout_module(folder, capsys):
-  assert run(capsys, 'layout.npz') == (0, [
+  assert run(capsys, 'layout.npz') == (
+    0,
+    [
       'layout.npz: npz, 1 layout module',
       '  module        layout',
       '  graph         4 ops, 3 edges, 1 computation',
@@ -78,7 +106,10 @@ def test_one_layout_module(folder, capsys):
       '  runtime       4.00 ms to 2.00 s',
       '  best/default  not known: the file does not tell the default config',
       '  opcodes       2 dot, 1 constant, 1 parameter',
-      HLO_LINE], [])
+      HLO_LINE,
+    ],
+    [],
+  )
 
 
 def test_without_runtimes_and_without_configs(folder, capsys):
@@ -110,7 +141,10 @@ def test_several_modules(capsys):
   code, lines, _ = run(capsys, CORNER / 'tile_sel.pb')
   assert code == 0
   assert lines[0].endswith('tile_sel.pb: TuningData, 3 tile modules')
-  assert ' '.join(lines[2].split()) == 'module ops edges tations configs distinct fastest slowest default'
+  assert (
+    ' '.join(lines[2].split())
+    == 'module ops edges tations configs distinct fastest slowest default'
+  )
   for line, module in zip(lines[3:6], extraction.modules, strict=True):
     assert line.split()[:3] == [module.module_id, str(module.num_ops), str(module.num_edges)]
   total = summary.summarize(extraction).total
@@ -126,11 +160,37 @@ def test_several_files(folder, capsys):
   assert (code, err) == (0, [])
   assert lines[0] == f'3 files in {folder}'
   assert [line.split() for line in lines[2:7]] == [
-      ['file', 'type', 'modules', 'ops', 'ops', 'configs', 'distinct', 'fastest', 'slowest', 'default'],
-      ['tile.npz', 'npz', 'tile', '1', '4', '-', '3', '1', '800', 'ns', '2.00', 'µs', '0.800'],
-      ['layout.npz', 'npz', 'layout', '1', '4', '2', '2,000', '2,000', '4.00', 'ms', '2.00', 's', '-'],
-      ['test.npz', 'npz', 'tile', '1', '4', '-', '6', '6', '-', '-', '-'],
-      ['total', '3', '12', '2', '2,009', '2,007', '800', 'ns', '2.00', 's', '0.800']]
+    [
+      'file',
+      'type',
+      'modules',
+      'ops',
+      'ops',
+      'configs',
+      'distinct',
+      'fastest',
+      'slowest',
+      'default',
+    ],
+    ['tile.npz', 'npz', 'tile', '1', '4', '-', '3', '1', '800', 'ns', '2.00', 'µs', '0.800'],
+    [
+      'layout.npz',
+      'npz',
+      'layout',
+      '1',
+      '4',
+      '2',
+      '2,000',
+      '2,000',
+      '4.00',
+      'ms',
+      '2.00',
+      's',
+      '-',
+    ],
+    ['test.npz', 'npz', 'tile', '1', '4', '-', '6', '6', '-', '-', '-'],
+    ['total', '3', '12', '2', '2,009', '2,007', '800', 'ns', '2.00', 's', '0.800'],
+  ]
 
 
 def test_columns_that_tell_nothing_are_left_out(capsys):
@@ -144,7 +204,10 @@ def test_bad_files_do_not_hide_the_good(folder, capsys):
   assert lines[0].startswith('2 files in ')
   assert len(err) == 3
   assert [line.split(': ')[:2] for line in err] == [
-      ['error', 'empty.npz'], ['error', 'nothing.pb'], ['error', 'text.npz']]
+    ['error', 'empty.npz'],
+    ['error', 'nothing.pb'],
+    ['error', 'text.npz'],
+  ]
 
 
 def test_only_bad_files(folder, capsys):
@@ -154,7 +217,9 @@ def test_only_bad_files(folder, capsys):
 
 def many(count, **over):
   module = summary.summarize_module(readers.from_file('tile.npz').modules[0])
-  modules = tuple(summary.dataclasses.replace(module, module_id=f'kernel_{i}', **over) for i in range(count))
+  modules = tuple(
+    summary.dataclasses.replace(module, module_id=f'kernel_{i}', **over) for i in range(count)
+  )
   return summary.FileSummary(type_name='TuningData', modules=modules, skipped={})
 
 
@@ -181,24 +246,52 @@ def test_all_lists_all(folder, capsys):
 
 
 def test_names_of_any_length_fit(folder):
-  huge = many(3, ops=10**7, edges=10**7, computations=10**5, config_ops=10**4, configs=10**6, distinct_configs=10**6)
+  huge = many(
+    3,
+    ops=10**7,
+    edges=10**7,
+    computations=10**5,
+    config_ops=10**4,
+    configs=10**6,
+    distinct_configs=10**6,
+  )
   long = 'a' * 50 + '日本' + 'b' * 200
   modules = tuple(summary.dataclasses.replace(module, module_id=long) for module in huge.modules)
   file = summary.dataclasses.replace(huge, modules=modules, type_name='ModuleTuningData')
   path = f'/{"folder/" * 30}program.npz'
-  for text in (inspect_files.describe({path: file}), inspect_files.describe({path: file, '/x.npz': file}),
-               inspect_files.describe({path: summary.dataclasses.replace(file, modules=modules[:1])})):
+  for text in (
+    inspect_files.describe({path: file}),
+    inspect_files.describe({path: file, '/x.npz': file}),
+    inspect_files.describe({path: summary.dataclasses.replace(file, modules=modules[:1])}),
+  ):
     lines = text.splitlines()
     assert max(len(line) for line in lines if long not in line and path not in line) <= 120
   rows = inspect_files.describe({path: file, '/x.npz': file}).splitlines()
   assert any(re.match(r'  ….*der/program\.npz ', row) for row in rows)
-  assert any(re.match(r'  aaa.*….*bbb ', row) for row in inspect_files.describe({path: file}).splitlines())
+  assert any(
+    re.match(r'  aaa.*….*bbb ', row) for row in inspect_files.describe({path: file}).splitlines()
+  )
 
 
-@pytest.mark.parametrize(('nanoseconds', 'text'), [
-    (None, '-'), (2, '2 ns'), (999, '999 ns'), (1000, '1.00 µs'), (1234, '1.23 µs'), (9994, '9.99 µs'),
-    (9996, '10.0 µs'), (99_960, '100 µs'), (999_499, '999 µs'), (999_501, '1.00 ms'), (12_345_678, '12.3 ms'),
-    (999_999_999, '1.00 s'), (71_000_000_000, '71.0 s'), (2**63 - 1, '9,220,000,000 s')])
+@pytest.mark.parametrize(
+  ('nanoseconds', 'text'),
+  [
+    (None, '-'),
+    (2, '2 ns'),
+    (999, '999 ns'),
+    (1000, '1.00 µs'),
+    (1234, '1.23 µs'),
+    (9994, '9.99 µs'),
+    (9996, '10.0 µs'),
+    (99_960, '100 µs'),
+    (999_499, '999 µs'),
+    (999_501, '1.00 ms'),
+    (12_345_678, '12.3 ms'),
+    (999_999_999, '1.00 s'),
+    (71_000_000_000, '71.0 s'),
+    (2**63 - 1, '9,220,000,000 s'),
+  ],
+)
 def test_durations(nanoseconds, text):
   assert inspect_files._duration(nanoseconds) == text
 
@@ -209,7 +302,10 @@ def test_json(folder, capsys):
   document = json.loads('\n'.join(lines))
   assert document['implementation'] == hlo.implementation()
   tile, bad, several = document['files']
-  assert tile == {'path': 'tile.npz', **summary.to_json(summary.summarize(readers.from_file('tile.npz')))}
+  assert tile == {
+    'path': 'tile.npz',
+    **summary.to_json(summary.summarize(readers.from_file('tile.npz'))),
+  }
   assert tile['modules'][0]['fastest_ns'] == 800
   assert list(bad) == ['path', 'error']
   assert errors.InputError(**bad['error']).path == bad['path'] == 'empty.npz'
@@ -235,14 +331,18 @@ def test_no_such_module(capsys, wanted):
   code, lines, (error,) = run(capsys, CORNER / 'tile_sel.pb', f'--module={wanted}')
   assert (code, lines) == (1, [])
   names = [module.module_id for module in readers.from_file(CORNER / 'tile_sel.pb').modules]
-  assert error.endswith(f'--module: no such module: found {wanted!r}, expected 0 ({names[0]}) or 1 ({names[1]}) '
-                        f'or 2 ({names[2]})')
+  assert error.endswith(
+    f'--module: no such module: found {wanted!r}, expected 0 ({names[0]}) or 1 ({names[1]}) '
+    f'or 2 ({names[2]})'
+  )
 
 
 def test_name_counts_before_position():
   modules = readers.from_file(CORNER / 'tile_sel.pb').modules
-  named = tuple(module_lib.dataclasses.replace(module, module_id=name)
-                for module, name in zip(modules, ('1', '0', 'x'), strict=True))
+  named = tuple(
+    module_lib.dataclasses.replace(module, module_id=name)
+    for module, name in zip(modules, ('1', '0', 'x'), strict=True)
+  )
   selected = inspect_files.select(hlo.Extraction(named, {}, 'TuningData'), '1')
   assert [module.module_id for module in selected.modules] == ['1']
 
@@ -257,8 +357,10 @@ def test_drawing_needs_one_module(capsys):
 
 def test_max_ops(capsys):
   program = testing.GOLDEN / 'modules/convnet_train_unopt.pb'
-  counts = [sum('fillcolor' in line for line in run(capsys, program, '--dot', *flags)[1])
-            for flags in ([], ['--max_ops=237'], ['--max_ops=40'])]
+  counts = [
+    sum('fillcolor' in line for line in run(capsys, program, '--dot', *flags)[1])
+    for flags in ([], ['--max_ops=237'], ['--max_ops=40'])
+  ]
   assert counts[0] == readers.from_file(program).modules[0].num_ops == 238
   assert counts[0] > counts[1] > 40 >= counts[2]
 
@@ -269,13 +371,18 @@ def test_output(folder, capsys):
     assert run(capsys, 'tile.npz', *flags, '--output=out') == (0, [], [])
     assert pathlib.Path('out').read_text(encoding='utf-8').splitlines() == lines
   assert run(capsys, 'tile.npz', '--output=no/out') == (
-      1, [], ['error: no/out: cannot write: found No such file or directory'])
+    1,
+    [],
+    ['error: no/out: cannot write: found No such file or directory'],
+  )
 
 
 @pytest.mark.skipif(shutil.which('dot') is None, reason='needs Graphviz')
 def test_svg(folder, capsys):
   assert run(capsys, 'layout.npz', '--svg', '--output=a.svg') == (0, [], [])
-  texts = [element.text for element in ElementTree.parse('a.svg').iter() if element.tag.endswith('}text')]
+  texts = [
+    element.text for element in ElementTree.parse('a.svg').iter() if element.tag.endswith('}text')
+  ]
   assert texts.count('dot') == 2
   assert 'configurable' in texts
 
@@ -288,12 +395,16 @@ def test_svg_without_graphviz_is_told(folder, capsys, monkeypatch):
   assert '--dot' in error
 
 
-@pytest.mark.parametrize(('args', 'message'), [
+@pytest.mark.parametrize(
+  ('args', 'message'),
+  [
     ([], 'no FILE given; --help tells the usage'),
     (['a', 'b', '--svg'], '2 files; --dot, --svg and --module take one'),
     (['a', 'b', '--module=x'], '2 files; --dot, --svg and --module take one'),
     (['a', '--dot', '--json'], 'At most one of (json, dot, svg) must be True.'),
-    (['a', '--max_ops=0'], 'flag --max_ops=0: 0 is not a positive integer')])
+    (['a', '--max_ops=0'], 'flag --max_ops=0: 0 is not a positive integer'),
+  ],
+)
 def test_usage_errors(capsys, args, message):
   code, lines, (error,) = run(capsys, *args)
   assert (code, lines) == (2, [])
@@ -302,9 +413,16 @@ def test_usage_errors(capsys, args, message):
 
 
 def test_script_runs_as_it_stands(folder):
-  """Python puts the script's folder first on its path, where no file may have the name of a standard module."""
-  result = subprocess.run([sys.executable, ROOT / 'tpu_graphs/commands/inspect_files.py', 'tile.npz'], text=True,
-                          capture_output=True, check=False, encoding='utf-8')
+  """Python puts the script's folder first on its path, where no file may have the name of a
+  standard module.
+  """
+  result = subprocess.run(
+    [sys.executable, ROOT / 'tpu_graphs/commands/inspect_files.py', 'tile.npz'],
+    text=True,
+    capture_output=True,
+    check=False,
+    encoding='utf-8',
+  )
   assert (result.returncode, result.stderr) == (0, '')
   assert result.stdout.startswith('tile.npz: npz, 1 tile module\n')
   files = [path for name in ('pipelines', 'baselines') for path in (ROOT / name).glob('*.py')]
@@ -313,16 +431,23 @@ def test_script_runs_as_it_stands(folder):
 
 
 def test_needs_neither_beam_nor_tensorflow(folder):
-  code = ("import sys; from tpu_graphs import cli; cli.main(['p', 'inspect', 'tile.npz'])\n"
-          "print([name for name in ('apache_beam', 'tensorflow', 'jax') if name in sys.modules])")
-  result = subprocess.run([sys.executable, '-c', code], text=True, capture_output=True, check=False, encoding='utf-8')
+  code = (
+    "import sys; from tpu_graphs import cli; cli.main(['p', 'inspect', 'tile.npz'])\n"
+    "print([name for name in ('apache_beam', 'tensorflow', 'jax') if name in sys.modules])"
+  )
+  result = subprocess.run(
+    [sys.executable, '-c', code], text=True, capture_output=True, check=False, encoding='utf-8'
+  )
   assert result.stdout.splitlines()[-1] == '[]', result.stderr
 
 
 @testing.needs_shared
 def test_real_files_read_well(capsys):
-  paths = sorted(str(path) for pattern in ('npz/**/*.npz', 'hlo/*', '*.pb')
-                 for path in (testing.SHARED / 'data').glob(pattern))
+  paths = sorted(
+    str(path)
+    for pattern in ('npz/**/*.npz', 'hlo/*', '*.pb')
+    for path in (testing.SHARED / 'data').glob(pattern)
+  )
   code, lines, err = run(capsys, *paths)
   assert (code, err) == (0, [])
   assert lines[0] == f'{len(paths)} files in {testing.SHARED / "data"}'

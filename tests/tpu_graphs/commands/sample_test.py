@@ -1,4 +1,6 @@
-"""Tests of tpu_graphs/commands/sample.py: the command line, and that its default sample fits the other commands."""
+"""Tests of tpu_graphs/commands/sample.py: the command line, and that its default sample fits the
+other commands.
+"""
 
 import pytest
 
@@ -35,8 +37,11 @@ def test_default_sample_is_small(folder):
 
 def test_output_tells_what_was_written(tmp_path, capsys, monkeypatch):
   write_tree = sample.synthetic.write_tree
-  monkeypatch.setattr(sample.synthetic, 'write_tree',
-                      lambda output, *, seed: write_tree(output, seed=seed, tile=(3, 1, 0), layout=(1, 1, 1)))
+  monkeypatch.setattr(
+    sample.synthetic,
+    'write_tree',
+    lambda output, *, seed: write_tree(output, seed=seed, tile=(3, 1, 0), layout=(1, 1, 1)),
+  )
   assert sample.main(['sample.py', f'--output={tmp_path / "new"}', '--seed=5']) == 0
   out, err = capsys.readouterr()
   assert err == ''
@@ -44,20 +49,32 @@ def test_output_tells_what_was_written(tmp_path, capsys, monkeypatch):
   assert 'synthetic' in first
   assert str(tmp_path / 'new') in first
   assert [line.split()[:3] for line in lines] == [
-      ['tile:synthetic', 'train', '3'], ['tile:synthetic', 'valid', '1'], ['tile:synthetic', 'test', '0'],
-      ['layout:synthetic', 'train', '1'], ['layout:synthetic', 'valid', '1'], ['layout:synthetic', 'test', '1']]
-  configs = sum(npz.load(path).num_configs for path in (tmp_path / 'new/npz/tile/synthetic/train').iterdir())
+    ['tile:synthetic', 'train', '3'],
+    ['tile:synthetic', 'valid', '1'],
+    ['tile:synthetic', 'test', '0'],
+    ['layout:synthetic', 'train', '1'],
+    ['layout:synthetic', 'valid', '1'],
+    ['layout:synthetic', 'test', '1'],
+  ]
+  configs = sum(
+    npz.load(path).num_configs for path in (tmp_path / 'new/npz/tile/synthetic/train').iterdir()
+  )
   assert lines[0].split()[4:] == [f'{configs:,}', 'configs']
   assert 'seed 5' in (tmp_path / 'new/README.txt').read_text()
 
 
-@pytest.mark.parametrize(('args', 'code', 'message'), [
+@pytest.mark.parametrize(
+  ('args', 'code', 'message'),
+  [
     pytest.param([], 2, 'error: flag --output is required', id='no output'),
     pytest.param(['--output=x', '--seed=-1'], 2, 'seed', id='negative seed'),
-    pytest.param(['--output=x', '--sead=1'], 2, 'unknown flag --sead (did you mean --seed?)', id='unknown flag'),
+    pytest.param(
+      ['--output=x', '--sead=1'], 2, 'unknown flag --sead (did you mean --seed?)', id='unknown flag'
+    ),
     pytest.param(['--output=full'], 1, 'error: full: folder not empty: found file', id='not empty'),
     pytest.param(['--output=full/file'], 1, 'error: full/file: cannot write folder', id='file'),
-])
+  ],
+)
 def test_mistakes_are_told_in_one_line(tmp_path, monkeypatch, capsys, args, code, message):
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'full').mkdir()

@@ -21,7 +21,9 @@ ROOT = pathlib.Path(__file__).parents[3]
 def data(tmp_path_factory):
   """A folder with raw files in raw/ and a dataset directory of them in data/."""
   folder = tmp_path_factory.mktemp('validate')
-  testing.convert_arrays(folder, 'tile', {'train/a': testing.tile_arrays(), 'valid/b': testing.tile_arrays(n=5, c=3)})
+  testing.convert_arrays(
+    folder, 'tile', {'train/a': testing.tile_arrays(), 'valid/b': testing.tile_arrays(n=5, c=3)}
+  )
   return folder
 
 
@@ -32,18 +34,22 @@ def run(*args):
 def test_sound_directories(data, capsys, monkeypatch):
   monkeypatch.chdir(data)
   assert run('data', 'raw') == 0
-  size = {split: (data / f'data/{split}/part-00000-of-00001.tfrecord').stat().st_size for split in ('train', 'valid')}
+  size = {
+    split: (data / f'data/{split}/part-00000-of-00001.tfrecord').stat().st_size
+    for split in ('train', 'valid')
+  }
   assert capsys.readouterr().out.splitlines() == [
-      'data: dataset directory of tile:x',
-      '  split  modules  measured  configs  records  shards  bytes',
-      f'  train        1         1        6        1       1  {size["train"]:,}',
-      f'  valid        1         1        3        1       1  {size["valid"]:,}',
-      '  sound',
-      'raw: 2 raw files',
-      '  folder  files  faults  modules  skipped  measured  configs  duplicates  dropped runs',
-      '  train       1       0        1        0         1        6           0             0',
-      '  valid       1       0        1        0         1        3           0             0',
-      '  sound']
+    'data: dataset directory of tile:x',
+    '  split  modules  measured  configs  records  shards  bytes',
+    f'  train        1         1        6        1       1  {size["train"]:,}',
+    f'  valid        1         1        3        1       1  {size["valid"]:,}',
+    '  sound',
+    'raw: 2 raw files',
+    '  folder  files  faults  modules  skipped  measured  configs  duplicates  dropped runs',
+    '  train       1       0        1        0         1        6           0             0',
+    '  valid       1       0        1        0         1        3           0             0',
+    '  sound',
+  ]
 
 
 def test_a_fault_is_a_line_and_exit_code_1(data, tmp_path, capsys):
@@ -61,8 +67,9 @@ def test_a_warning_is_no_fault(tmp_path, capsys):
     np.savez(tmp_path / split / f'{split}.npz', **testing.tile_arrays())
   assert run(tmp_path) == 0
   assert capsys.readouterr().out.endswith(
-      f'  warning: {tmp_path}: graphs of test occur in train: found 1 of 1 module, such as test like train, expected '
-      'graphs of its own\n  sound, 1 warning\n')
+    f'  warning: {tmp_path}: graphs of test occur in train: found 1 of 1 module, such as test like train, expected '
+    'graphs of its own\n  sound, 1 warning\n'
+  )
 
 
 def test_json(data, tmp_path, capsys):
@@ -75,11 +82,15 @@ def test_json(data, tmp_path, capsys):
   assert [fault['path'] for fault in bad['faults']] == [str(tmp_path / 'bad é.npz')]
 
 
-@pytest.mark.parametrize(('args', 'code', 'message'), [
+@pytest.mark.parametrize(
+  ('args', 'code', 'message'),
+  [
     ([], 2, 'no DIR given; --help tells the usage'),
     (['--num_workers=0', 'x'], 2, 'flag --num_workers=0: 0 is not a positive integer'),
     (['--jsn', 'x'], 2, 'unknown flag --jsn (did you mean --json?)'),
-    (['missing'], 1, 'missing: nothing to check: found nothing')])
+    (['missing'], 1, 'missing: nothing to check: found nothing'),
+  ],
+)
 def test_mistakes_are_told_in_one_line(capsys, args, code, message):
   assert run(*args) == code
   out, err = capsys.readouterr()
@@ -90,8 +101,14 @@ def test_mistakes_are_told_in_one_line(capsys, args, code, message):
 
 def start(*args):
   """The command in a process group of its own, as a terminal would start it."""
-  return subprocess.Popen([sys.executable, '-m', 'tpu_graphs', 'validate', *map(str, args)], cwd=ROOT, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+  return subprocess.Popen(
+    [sys.executable, '-m', 'tpu_graphs', 'validate', *map(str, args)],
+    cwd=ROOT,
+    text=True,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    start_new_session=True,
+  )
 
 
 @pytest.mark.parametrize('num_workers', [1, 2])

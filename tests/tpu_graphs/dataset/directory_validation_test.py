@@ -27,18 +27,31 @@ from tpu_graphs.sources import npz
 
 
 def sources(kind):
-  """Split/stem -> arrays: modules of one and of several records, of one op, and without runtimes."""
+  """Split/stem -> arrays: modules of one and of several records, of one op, and without
+  runtimes.
+  """
   return {
-      'train/one': testing.arrays(kind, n=1, c=1, seed=1, nc=1), 'train/few': testing.arrays(kind, n=3, c=3, seed=2),
-      'train/many-π模': testing.arrays(kind, n=7, c=13, seed=3), 'train/more': testing.arrays(kind, n=6, c=9, seed=4),
-      'train/unmeasured': testing.arrays(kind, n=5, c=4, seed=5, config_runtime=np.zeros(4, np.int64)),
-      'valid/other': testing.arrays(kind, n=4, c=6, seed=6), 'test/unlike': testing.arrays(kind, n=9, c=2, seed=7)}
+    'train/one': testing.arrays(kind, n=1, c=1, seed=1, nc=1),
+    'train/few': testing.arrays(kind, n=3, c=3, seed=2),
+    'train/many-π模': testing.arrays(kind, n=7, c=13, seed=3),
+    'train/more': testing.arrays(kind, n=6, c=9, seed=4),
+    'train/unmeasured': testing.arrays(
+      kind, n=5, c=4, seed=5, config_runtime=np.zeros(4, np.int64)
+    ),
+    'valid/other': testing.arrays(kind, n=4, c=6, seed=6),
+    'test/unlike': testing.arrays(kind, n=9, c=2, seed=7),
+  }
 
 
 @pytest.fixture(scope='session')
 def converted(kind, tmp_path_factory):
-  return testing.convert_arrays(tmp_path_factory.mktemp(f'validation_{kind}'), kind, sources(kind), num_shards=2,
-                                records=records.RecordOptions(max_configs=4))
+  return testing.convert_arrays(
+    tmp_path_factory.mktemp(f'validation_{kind}'),
+    kind,
+    sources(kind),
+    num_shards=2,
+    records=records.RecordOptions(max_configs=4),
+  )
 
 
 @pytest.fixture
@@ -79,14 +92,19 @@ def edit_shard(directory, path, **values):
   manifest = directory_lib.read_manifest(str(directory))
   name = path.relative_to(directory).as_posix()
   split = name.partition('/')[0]
-  changed = manifest_lib.Split.of(dataclasses.replace(shard, **values) if shard.name == name else shard
-                                  for shard in manifest.splits[split].shards)
+  changed = manifest_lib.Split.of(
+    dataclasses.replace(shard, **values) if shard.name == name else shard
+    for shard in manifest.splits[split].shards
+  )
   (directory / 'manifest.json').write_text(
-      dataclasses.replace(manifest, splits={**manifest.splits, split: changed}).dumps())
+    dataclasses.replace(manifest, splits={**manifest.splits, split: changed}).dumps()
+  )
 
 
 def rewrite(directory, path, data):
-  """Writes the records `data` as a shard, of which the manifest then says the right size and checksum."""
+  """Writes the records `data` as a shard, of which the manifest then says the right size and
+  checksum.
+  """
   with open(path, 'wb') as file:
     size, checksum = records.write_tfrecords(file, data)
   edit_shard(directory, path, bytes=size, crc32c=f'{checksum:08x}')
@@ -104,12 +122,17 @@ def test_sound(directory, kind):
   report = validation.validate(directory)
   assert report.is_sound, report.describe()
   assert report.title == f'dataset directory of {kind}:x'
-  sizes = {split: sum(path.stat().st_size for path in shards(directory, split)) for split in module_lib.SPLITS}
+  sizes = {
+    split: sum(path.stat().st_size for path in shards(directory, split))
+    for split in module_lib.SPLITS
+  }
   columns = ('split', 'modules', 'measured', 'configs', 'records', 'shards', 'bytes')
   assert [tuple(row) for row in report.rows] == [columns] * 3
   assert [tuple(row.values()) for row in report.rows] == [
-      ('train', 5, 4, 30, 10, 2, sizes['train']), ('valid', 1, 1, 6, 2, 2, sizes['valid']),
-      ('test', 1, 1, 2, 1, 1, sizes['test'])]
+    ('train', 5, 4, 30, 10, 2, sizes['train']),
+    ('valid', 1, 1, 6, 2, 2, sizes['valid']),
+    ('test', 1, 1, 2, 1, 1, sizes['test']),
+  ]
   assert report.warnings == ()
 
 
@@ -146,8 +169,10 @@ def test_a_flipped_bit_is_told_with_its_record(converted, tmp_path_factory, data
   number = int(np.searchsorted(ends, at, side='right'))
   record, checksum = lines(directory)
   start = 0 if number == 0 else ends[number - 1]
-  assert record == (f'train/{path.name}: record {number}: byte {start}: damaged record: expected the checksum of its '
-                    'data; copy or convert the dataset again')
+  assert record == (
+    f'train/{path.name}: record {number}: byte {start}: damaged record: expected the checksum of its '
+    'data; copy or convert the dataset again'
+  )
   assert checksum.startswith(f'train/{path.name}: damaged shard: found crc32c ')
 
 
@@ -160,10 +185,13 @@ def test_a_truncated_shard(converted, tmp_path_factory, data):
   size = data.draw(st.sampled_from(ends[:-1]) | st.integers(0, ends[-1] - 1))
   path.write_bytes(path.read_bytes()[:size])
   first, *rest = lines(directory)
-  assert first == (f'train/{path.name}: shard of wrong size: found {size} bytes, expected {ends[-1]} bytes; '
-                   'copy or convert the dataset again')
+  assert first == (
+    f'train/{path.name}: shard of wrong size: found {size} bytes, expected {ends[-1]} bytes; '
+    'copy or convert the dataset again'
+  )
   assert [line.partition(': byte')[0] for line in rest] == (
-      [] if size in ends else [f'train/{path.name}: record {int(np.searchsorted(ends, size)) - 1}'])
+    [] if size in ends else [f'train/{path.name}: record {int(np.searchsorted(ends, size)) - 1}']
+  )
 
 
 def test_a_longer_shard(directory):
@@ -199,32 +227,87 @@ def spoiled(kind, **features):
 BOTH = module_lib.KINDS
 
 
-@pytest.mark.parametrize(('kinds', 'features', 'message'), [
-    (BOTH, {'edges/operand.#target': [1, 4, 2]}, 'edge_index[1, 0]: value out of range: found 4, expected 0 to 3'),
-    (BOTH, {'edges/operand.#source': [0, 0, -1]}, 'edge_index[2, 1]: value out of range: found -1, expected 0 to 3'),
-    (BOTH, {'nodes/op.opcode': [1, 121, 2, 3]}, 'node_opcode[1]: value out of range: found 121, expected 0 to 120'),
-    (BOTH, {'nodes/op.feat': np.full((4, 140), np.nan)},
-     'node_feat[0, 0]: value not finite: found nan, expected a finite float32'),
-    (('tile',), {'context/config_feat': np.full((4, 24), -np.inf)},
-     'config_feat[0, 0]: value not finite: found -inf, expected a finite float32'),
-    (('layout',), {'edges/configures.#target': [0, 7]},
-     'node_config_ids[1]: value out of range: found 7, expected 0 to 3'),
-    (('layout',), {'edges/configures.#source': [1, 0]}, 'damaged record: found configurable ops that are not in order'),
-    (BOTH, {'nodes/op.computation': [0, 0, -5, 0]}, 'computation[2]: value out of range: found -5, expected >= 0'),
-    (BOTH, {'context/config_id': [1, 2, 2, 3]}, 'config_id: repeated value: expected distinct positions'),
-    (BOTH, {'context/config_id': [1, 2, -2, 3]}, 'config_id[2]: value out of range: found -2, expected >= 0'),
-    (BOTH, {'context/config_runtime': [5, 5, 1, 5]},
-     'config_runtime: time too short to be a measurement: found 1 ns, expected >= 2 ns, or -1'),
-    (('tile',), {'context/config_runtime_normalizer': [5, 0, 5, 5]},
-     'config_runtime_normalizers[1]: normalizer does not fit the runtime: found 0 beside a runtime of 2000'),
+@pytest.mark.parametrize(
+  ('kinds', 'features', 'message'),
+  [
+    (
+      BOTH,
+      {'edges/operand.#target': [1, 4, 2]},
+      'edge_index[1, 0]: value out of range: found 4, expected 0 to 3',
+    ),
+    (
+      BOTH,
+      {'edges/operand.#source': [0, 0, -1]},
+      'edge_index[2, 1]: value out of range: found -1, expected 0 to 3',
+    ),
+    (
+      BOTH,
+      {'nodes/op.opcode': [1, 121, 2, 3]},
+      'node_opcode[1]: value out of range: found 121, expected 0 to 120',
+    ),
+    (
+      BOTH,
+      {'nodes/op.feat': np.full((4, 140), np.nan)},
+      'node_feat[0, 0]: value not finite: found nan, expected a finite float32',
+    ),
+    (
+      ('tile',),
+      {'context/config_feat': np.full((4, 24), -np.inf)},
+      'config_feat[0, 0]: value not finite: found -inf, expected a finite float32',
+    ),
+    (
+      ('layout',),
+      {'edges/configures.#target': [0, 7]},
+      'node_config_ids[1]: value out of range: found 7, expected 0 to 3',
+    ),
+    (
+      ('layout',),
+      {'edges/configures.#source': [1, 0]},
+      'damaged record: found configurable ops that are not in order',
+    ),
+    (
+      BOTH,
+      {'nodes/op.computation': [0, 0, -5, 0]},
+      'computation[2]: value out of range: found -5, expected >= 0',
+    ),
+    (
+      BOTH,
+      {'context/config_id': [1, 2, 2, 3]},
+      'config_id: repeated value: expected distinct positions',
+    ),
+    (
+      BOTH,
+      {'context/config_id': [1, 2, -2, 3]},
+      'config_id[2]: value out of range: found -2, expected >= 0',
+    ),
+    (
+      BOTH,
+      {'context/config_runtime': [5, 5, 1, 5]},
+      'config_runtime: time too short to be a measurement: found 1 ns, expected >= 2 ns, or -1',
+    ),
+    (
+      ('tile',),
+      {'context/config_runtime_normalizer': [5, 0, 5, 5]},
+      'config_runtime_normalizers[1]: normalizer does not fit the runtime: found 0 beside a runtime of 2000',
+    ),
     (BOTH, {'nodes/op.feat': np.zeros((3, 140))}, 'damaged record: found cannot reshape'),
     (BOTH, {'context/config_id': [1, 2, 3]}, 'config_id: wrong shape: found [3], expected [4]'),
-    (BOTH, {'context/config_id.d1': [3]}, 'damaged record: found context/config_id.d1 [3] beside 4'),
+    (
+      BOTH,
+      {'context/config_id.d1': [3]},
+      'damaged record: found context/config_id.d1 [3] beside 4',
+    ),
     (BOTH, {'nodes/op.#size': [5]}, 'damaged record: found nodes/op.#size [5] beside 4'),
-    (('layout',), {'context/node_config_feat': bytes(3 * 2 * 18)}, 'damaged record: found cannot reshape'),
+    (
+      ('layout',),
+      {'context/node_config_feat': bytes(3 * 2 * 18)},
+      'damaged record: found cannot reshape',
+    ),
     (('tile',), {'context/config_feat': np.zeros((3, 24))}, 'damaged record: found cannot reshape'),
     (BOTH, {'nodes/op.feat': None}, 'nodes/op.feat: feature missing in a record'),
-    (BOTH, {'context/module_id': b'\xff'}, 'damaged record: found ')])
+    (BOTH, {'context/module_id': b'\xff'}, 'damaged record: found '),
+  ],
+)
 def test_a_wrong_record_with_right_checksums(directory, kind, kinds, features, message):
   if kind not in kinds:
     pytest.skip('a feature of the other kind')
@@ -236,8 +319,14 @@ def test_a_wrong_record_with_right_checksums(directory, kind, kinds, features, m
   assert line.startswith(f'test/{path.name}: record 1{name}: {message}')
 
 
-@pytest.mark.parametrize(('data', 'message'), [
-    (b'', 'feature missing in a record'), (b'\xff' * 20, 'damaged record'), (b'{"a": 1}', 'damaged record')])
+@pytest.mark.parametrize(
+  ('data', 'message'),
+  [
+    (b'', 'feature missing in a record'),
+    (b'\xff' * 20, 'damaged record'),
+    (b'{"a": 1}', 'damaged record'),
+  ],
+)
 def test_a_record_that_is_none(directory, data, message):
   (path,) = shards(directory, 'test')
   rewrite(directory, path, [data, *read(path)])
@@ -250,15 +339,19 @@ def test_a_record_of_the_other_kind(directory, kind):
   other = next(name for name in module_lib.KINDS if name != kind)
   (path,) = shards(directory, 'test')
   rewrite(directory, path, [*read(path), records.encode_whole(module(other, 'alien'))])
-  assert lines(directory) == [f'test/{path.name}: record 1 (alien): record of the other kind: found a {other} module, '
-                              f'expected a {kind} module; copy or convert the dataset again']
+  assert lines(directory) == [
+    f'test/{path.name}: record 1 (alien): record of the other kind: found a {other} module, '
+    f'expected a {kind} module; copy or convert the dataset again'
+  ]
 
 
 def test_every_wrong_record_is_told(directory, kind):
   (path,) = shards(directory, 'test')
   wrong = spoiled(kind, **{'context/config_id': [0, 0, 0, 0]})
   rewrite(directory, path, [wrong, *read(path), wrong, wrong])
-  assert [line.split(': ')[1] for line in lines(directory)] == [f'record {i} (wrong)' for i in (0, 2, 3)]
+  assert [line.split(': ')[1] for line in lines(directory)] == [
+    f'record {i} (wrong)' for i in (0, 2, 3)
+  ]
 
 
 def test_a_shard_that_is_sound_but_not_the_one_that_was_written(directory):
@@ -277,28 +370,43 @@ def test_a_config_that_occurs_twice(directory):
   number, ids = len(read(path)), records.decode(several).config_id
   rewrite(directory, path, [*read(path), several])
   assert lines(directory)[-1] == (
-      f'train/{path.name}: record {number} (many-π模): config occurs twice: found config_id {min(ids)} again, '
-      'expected each config of a module once')
+    f'train/{path.name}: record {number} (many-π模): config occurs twice: found config_id {min(ids)} again, '
+    'expected each config of a module once'
+  )
 
 
 def test_records_of_a_module_with_different_graphs(directory, kind):
   (path,) = shards(directory, 'test')
-  parts = [module(kind, 'same').select_configs([0, 1]), module(kind, 'same', seed=1).select_configs([2, 3])]
+  parts = [
+    module(kind, 'same').select_configs([0, 1]),
+    module(kind, 'same', seed=1).select_configs([2, 3]),
+  ]
   rewrite(directory, path, [records.encode_whole(part) for part in parts])
   assert lines(directory)[-1] == (
-      f'test/{path.name}: record 1 (same): records of one module with different graphs: found another graph than in '
-      f'test/{path.name}, record 0, expected the same graph')
+    f'test/{path.name}: record 1 (same): records of one module with different graphs: found another graph than in '
+    f'test/{path.name}, record 0, expected the same graph'
+  )
 
 
-@pytest.mark.parametrize(('field', 'split'), [('modules', True), ('measured', True), ('without_configs', True),
-                                              ('records', False), ('configs', False)])
+@pytest.mark.parametrize(
+  ('field', 'split'),
+  [
+    ('modules', True),
+    ('measured', True),
+    ('without_configs', True),
+    ('records', False),
+    ('configs', False),
+  ],
+)
 def test_a_wrong_count(directory, field, split):
   path = shards(directory, 'test')[0]
   right = getattr(directory_lib.read_manifest(str(directory)).splits['test'], field)
   edit_shard(directory, path, **{field: right + 3})
   place = 'test' if split else f'test/{path.name}'
-  assert lines(directory) == [f'{place}: {field}: count differs from manifest.json: found {right}, '
-                              f'expected {right + 3}; copy or convert the dataset again']
+  assert lines(directory) == [
+    f'{place}: {field}: count differs from manifest.json: found {right}, '
+    f'expected {right + 3}; copy or convert the dataset again'
+  ]
 
 
 @pytest.mark.parametrize('sizes', ['max_sizes', 'total_sizes'])
@@ -308,14 +416,20 @@ def test_a_wrong_size(directory, sizes, name):
   right = getattr(directory_lib.read_manifest(str(directory)).splits['test'], sizes)
   edit_shard(directory, path, **{sizes: {**right, name: right[name] + 1}})
   (line,) = lines(directory)
-  assert line.startswith(f'test/{path.name}: {sizes} of {name}: count differs from manifest.json: '
-                         f'found {right[name]}, expected {right[name] + 1};')
+  assert line.startswith(
+    f'test/{path.name}: {sizes} of {name}: count differs from manifest.json: '
+    f'found {right[name]}, expected {right[name] + 1};'
+  )
 
 
 def test_sums_that_are_none(directory):
-  edit_json(directory / 'manifest.json', lambda content: content['splits']['train'].update(configs=31))
-  assert lines(directory) == ['manifest.json: damaged manifest: found split train is not the sum of its shards; '
-                              'convert the data again']
+  edit_json(
+    directory / 'manifest.json', lambda content: content['splits']['train'].update(configs=31)
+  )
+  assert lines(directory) == [
+    'manifest.json: damaged manifest: found split train is not the sum of its shards; '
+    'convert the data again'
+  ]
 
 
 @pytest.mark.parametrize('content', [None, '', '{', '{}', '[]', 'null', '{"format_version": 99}'])
@@ -336,9 +450,14 @@ def test_all_faults_of_files_are_told(directory):
     (directory / name).unlink()
   found = [': '.join(line.split(': ')[:2]).partition(';')[0] for line in lines(directory)]
   assert found == [
-      f'train/{first.name}: shard missing', f'train/{second.name}: shard of wrong size',
-      'valid/part-00009-of-00009.tfrecord: extra file', 'statistics.json: file missing', 'schema.pbtxt: file missing',
-      'rejected.jsonl: file missing', f'train/{second.name}: record {len(read_all(second))}']
+    f'train/{first.name}: shard missing',
+    f'train/{second.name}: shard of wrong size',
+    'valid/part-00009-of-00009.tfrecord: extra file',
+    'statistics.json: file missing',
+    'schema.pbtxt: file missing',
+    'rejected.jsonl: file missing',
+    f'train/{second.name}: record {len(read_all(second))}',
+  ]
 
 
 def change(content, *keys, value=None, by=0.0):
@@ -348,17 +467,32 @@ def change(content, *keys, value=None, by=0.0):
   content[keys[-1]] = content[keys[-1]] + by if value is None else value
 
 
-@pytest.mark.parametrize('keys', [
-    ('count',), ('min', 3), ('max', 3), ('mean', 3), ('std', 3), ('log', 'min', 3), ('log', 'max', 3),
-    ('log', 'mean', 3), ('log', 'std', 3)])
+@pytest.mark.parametrize(
+  'keys',
+  [
+    ('count',),
+    ('min', 3),
+    ('max', 3),
+    ('mean', 3),
+    ('std', 3),
+    ('log', 'min', 3),
+    ('log', 'max', 3),
+    ('log', 'mean', 3),
+    ('log', 'std', 3),
+  ],
+)
 @pytest.mark.parametrize('feature', ['feat', 'own'])
 def test_a_wrong_statistic(directory, kind, feature, keys):
-  name = {'tile': 'config_feat', 'layout': 'node_config_feat'}[kind] if feature == 'own' else feature
+  name = (
+    {'tile': 'config_feat', 'layout': 'node_config_feat'}[kind] if feature == 'own' else feature
+  )
   path = directory / 'statistics.json'
   edit_json(path, lambda content: change(content, 'features', name, *keys, by=1))
   where = ' '.join(key for key in keys if key != 3) + ('[3]' if 3 in keys else '')
   (line,) = lines(directory)
-  assert line.startswith(f'statistics.json: {name}: {where}: statistics differ from the records: found ')
+  assert line.startswith(
+    f'statistics.json: {name}: {where}: statistics differ from the records: found '
+  )
 
 
 def test_a_difference_of_rounding_is_none(directory):
@@ -367,19 +501,41 @@ def test_a_difference_of_rounding_is_none(directory):
       for part in (columns, columns['log']):
         for key in ('min', 'max', 'mean', 'std'):
           part[key] = [value * (1 + 1e-9) for value in part[key]]
+
   edit_json(directory / 'statistics.json', round_all)
   assert lines(directory) == []
 
 
-@pytest.mark.parametrize(('keys', 'value', 'message'), [
-    (('feat', 'constant'), [0, 1], 'feat: constant: statistics differ from the records: found [0, 1], expected ['),
-    (('feat', 'min'), [1.0], 'feat: min: statistics differ from the records: found another number of columns'),
-    (('feat', 'min'), 'x', 'feat: min: statistics differ'), (('feat', 'max'), None, 'feat: max: statistics differ'),
-    (('feat', 'min'), [float('nan')] * 140, 'feat: min[0]: statistics differ from the records: found nan'),
-    (('feat', 'log', 'mean'), [1.0], 'damaged statistics'), (('feat',), {}, 'damaged statistics'),
-    (('other',), {}, 'damaged statistics')])
+@pytest.mark.parametrize(
+  ('keys', 'value', 'message'),
+  [
+    (
+      ('feat', 'constant'),
+      [0, 1],
+      'feat: constant: statistics differ from the records: found [0, 1], expected [',
+    ),
+    (
+      ('feat', 'min'),
+      [1.0],
+      'feat: min: statistics differ from the records: found another number of columns',
+    ),
+    (('feat', 'min'), 'x', 'feat: min: statistics differ'),
+    (('feat', 'max'), None, 'feat: max: statistics differ'),
+    (
+      ('feat', 'min'),
+      [float('nan')] * 140,
+      'feat: min[0]: statistics differ from the records: found nan',
+    ),
+    (('feat', 'log', 'mean'), [1.0], 'damaged statistics'),
+    (('feat',), {}, 'damaged statistics'),
+    (('other',), {}, 'damaged statistics'),
+  ],
+)
 def test_statistics_that_are_none(directory, keys, value, message):
-  edit_json(directory / 'statistics.json', lambda content: change(content['features'], *keys, value=value or {}))
+  edit_json(
+    directory / 'statistics.json',
+    lambda content: change(content['features'], *keys, value=value or {}),
+  )
   (line,) = lines(directory)
   assert line.startswith(f'statistics.json: {message}')
 
@@ -387,11 +543,17 @@ def test_statistics_that_are_none(directory, keys, value, message):
 @pytest.mark.parametrize('present', ['feat', 'none'])
 def test_features_that_are_missing_in_statistics(directory, kind, present):
   path = directory / 'statistics.json'
-  edit_json(path, lambda content: content.update(features={
-      name: columns for name, columns in content['features'].items() if name == present}))
+  edit_json(
+    path,
+    lambda content: content.update(
+      features={name: columns for name, columns in content['features'].items() if name == present}
+    ),
+  )
   own = {'tile': 'config_feat', 'layout': 'node_config_feat'}[kind]
-  assert lines(directory) == [f'statistics.json: {name}: feature missing; copy or convert the dataset again'
-                              for name in sorted({'feat', own} - {present})]
+  assert lines(directory) == [
+    f'statistics.json: {name}: feature missing; copy or convert the dataset again'
+    for name in sorted({'feat', own} - {present})
+  ]
 
 
 def test_comments_of_the_schema_do_not_matter(directory):
@@ -415,13 +577,23 @@ def test_a_damaged_schema(directory):
 
 def test_rejected_inputs(directory):
   path = directory / 'rejected.jsonl'
-  row = {'reason': 'empty file', 'path': 'a\u2028b\x85c.npz'}  # With characters that are line ends to some.
+  row = {
+    'reason': 'empty file',
+    'path': 'a\u2028b\x85c.npz',
+  }  # With characters that are line ends to some.
   path.write_text(2 * (json.dumps(row, ensure_ascii=False) + '\n'))
-  assert lines(directory) == ['rejected.jsonl: empty file: count differs from manifest.json: found 2, expected 0; '
-                              'copy or convert the dataset again']
-  edit_json(directory / 'manifest.json', lambda content: content.update(rejected_inputs={'empty file': 2}))
+  assert lines(directory) == [
+    'rejected.jsonl: empty file: count differs from manifest.json: found 2, expected 0; '
+    'copy or convert the dataset again'
+  ]
+  edit_json(
+    directory / 'manifest.json', lambda content: content.update(rejected_inputs={'empty file': 2})
+  )
   assert lines(directory) == []
-  edit_json(directory / 'manifest.json', lambda content: content.update(rejected_inputs={'a': 1, 'empty file': 2}))
+  edit_json(
+    directory / 'manifest.json',
+    lambda content: content.update(rejected_inputs={'a': 1, 'empty file': 2}),
+  )
   assert [line.split(': ')[1] for line in lines(directory)] == ['a']
 
 
@@ -434,16 +606,28 @@ def test_rejected_inputs_that_are_none(directory, content):
 
 def test_equal_graphs_in_two_splits_are_a_warning(tmp_path, kind):
   same = testing.arrays(kind, seed=1)
-  directory = testing.convert_arrays(tmp_path, kind, {
-      'train/a': same, 'train/b': testing.arrays(kind, n=5, seed=2), 'valid/c': same, 'valid/d': same,
-      'valid/e': testing.arrays(kind, n=6, seed=3), 'test/b': testing.arrays(kind, n=7, seed=4)})
+  directory = testing.convert_arrays(
+    tmp_path,
+    kind,
+    {
+      'train/a': same,
+      'train/b': testing.arrays(kind, n=5, seed=2),
+      'valid/c': same,
+      'valid/d': same,
+      'valid/e': testing.arrays(kind, n=6, seed=3),
+      'test/b': testing.arrays(kind, n=7, seed=4),
+    },
+  )
   report = validation.validate(directory)
   assert report.is_sound
   assert [str(warning) for warning in report.warnings] == [
-      f'{directory}: graphs of valid occur in train: found 2 of 3 modules, such as '
-      f'{min(("c", "d"), key=report_order(directory).index)} like a, expected graphs of its own']
+    f'{directory}: graphs of valid occur in train: found 2 of 3 modules, such as '
+    f'{min(("c", "d"), key=report_order(directory).index)} like a, expected graphs of its own'
+  ]
 
 
 def report_order(directory):
   """The modules of the valid split as they come."""
-  return [records.decode_module_id(data) for path in shards(directory, 'valid') for data in read(path)]
+  return [
+    records.decode_module_id(data) for path in shards(directory, 'valid') for data in read(path)
+  ]

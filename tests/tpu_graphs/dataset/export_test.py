@@ -1,4 +1,6 @@
-"""Tests of tpu_graphs.dataset.export: what goes in through convert comes out again, and what may be written over."""
+"""Tests of tpu_graphs.dataset.export: what goes in through convert comes out again, and what may
+be written over.
+"""
 
 import errno
 import importlib.util
@@ -26,31 +28,50 @@ from tpu_graphs.modules import module as module_lib
 from tpu_graphs.sources import npz
 
 needs_pyg = pytest.mark.skipif(
-    not (importlib.util.find_spec('torch') and importlib.util.find_spec('torch_geometric')),
-    reason='needs PyTorch Geometric: pip install torch torch_geometric')
+  not (importlib.util.find_spec('torch') and importlib.util.find_spec('torch_geometric')),
+  reason='needs PyTorch Geometric: pip install torch torch_geometric',
+)
 _OPTIONS = {'num_shards': 2, 'records': records.RecordOptions(max_configs=4)}
 _NAMES = ('train/a', 'train/b.c', 'train/größe 数据', 'valid/a', 'test/d')
 
 
 def sources(kind):
-  """Modules of all sorts: in one record and in several that lie in different shards, with runs dropped, unmeasured."""
+  """Modules of all sorts: in one record and in several that lie in different shards, with runs
+  dropped, unmeasured.
+  """
   runtimes = {'train/b.c': np.array([0, 5, 7, 1, 9]), 'test/d': np.zeros(11, int)}
-  return {name: testing.arrays(
-      kind, n=3 + i, c=len(runtimes.get(name, range(3 * i + 2))), seed=i,
+  return {
+    name: testing.arrays(
+      kind,
+      n=3 + i,
+      c=len(runtimes.get(name, range(3 * i + 2))),
+      seed=i,
       **({'config_runtime': runtimes[name]} if name in runtimes else {}),
-      **({'config_runtime_normalizers': np.ones(11, int)} if kind == 'tile' and name == 'test/d' else {}),
-      **({'node_splits': np.array([[0, 1, 1, 3 + i]])} if kind == 'layout' else {})) for i, name in enumerate(_NAMES)}
+      **(
+        {'config_runtime_normalizers': np.ones(11, int)}
+        if kind == 'tile' and name == 'test/d'
+        else {}
+      ),
+      **({'node_splits': np.array([[0, 1, 1, 3 + i]])} if kind == 'layout' else {}),
+    )
+    for i, name in enumerate(_NAMES)
+  }
 
 
 @pytest.fixture(scope='module')
 def dataset(kind, tmp_path_factory):
   """A dataset directory of `sources`."""
-  return testing.convert_arrays(tmp_path_factory.mktemp(f'dataset-{kind}'), kind, sources(kind), **_OPTIONS)
+  return testing.convert_arrays(
+    tmp_path_factory.mktemp(f'dataset-{kind}'), kind, sources(kind), **_OPTIONS
+  )
 
 
 def files(folder):
-  return {path.relative_to(folder).as_posix(): path.read_bytes() for path in pathlib.Path(folder).rglob('*')
-          if path.is_file()}
+  return {
+    path.relative_to(folder).as_posix(): path.read_bytes()
+    for path in pathlib.Path(folder).rglob('*')
+    if path.is_file()
+  }
 
 
 def refused(data, output, **options):
@@ -70,37 +91,65 @@ def load(path):
 
 # npz files.
 
+
 def test_arrays_come_back(kind, dataset, tmp_path):
   exported = export.export(dataset, tmp_path, form='npz')
   root = tmp_path / 'npz' / kind / 'x'
-  assert set(files(tmp_path)) == {f'npz/{kind}/x/{name}' for name in (
-      *(f'{name}.npz' for name in _NAMES), 'train/index.json', 'valid/index.json', 'test/index.json')}
+  assert set(files(tmp_path)) == {
+    f'npz/{kind}/x/{name}'
+    for name in (
+      *(f'{name}.npz' for name in _NAMES),
+      'train/index.json',
+      'valid/index.json',
+      'test/index.json',
+    )
+  }
   for name, arrays in sources(kind).items():
     found = load(root / f'{name}.npz')
     measured = arrays['config_runtime'] > 1
     if measured.any() and not measured.all():
       np.testing.assert_array_equal(found.pop('config_id'), np.flatnonzero(measured))
-      for part in ('config_runtime', 'config_feat', 'config_runtime_normalizers', 'node_config_feat'):
+      for part in (
+        'config_runtime',
+        'config_feat',
+        'config_runtime_normalizers',
+        'node_config_feat',
+      ):
         arrays = {**arrays, **({part: arrays[part][measured]} if part in arrays else {})}
-    arrays.setdefault('node_splits', np.array([[0, len(arrays['node_opcode'])]]))  # `npz.save` always writes them.
+    arrays.setdefault(
+      'node_splits', np.array([[0, len(arrays['node_opcode'])]])
+    )  # `npz.save` always writes them.
     assert set(found) == set(arrays), name
     for part, array in arrays.items():
       np.testing.assert_array_equal(found[part], array, err_msg=f'{name} {part}')
       assert found[part].dtype == array.dtype, part
-  assert [(split.name, split.folder, split.modules, split.configs) for split in exported.splits] == [
-      ('train', str(root / 'train'), 3, 2 + 3 + 8), ('valid', str(root / 'valid'), 1, 11),
-      ('test', str(root / 'test'), 1, 11)]
+  assert [
+    (split.name, split.folder, split.modules, split.configs) for split in exported.splits
+  ] == [
+    ('train', str(root / 'train'), 3, 2 + 3 + 8),
+    ('valid', str(root / 'valid'), 1, 11),
+    ('test', str(root / 'test'), 1, 11),
+  ]
   assert [split.bytes for split in exported.splits] == [
-      sum(path.stat().st_size for path in (root / split.name).glob('*.npz')) for split in exported.splits]
+    sum(path.stat().st_size for path in (root / split.name).glob('*.npz'))
+    for split in exported.splits
+  ]
   assert (exported.collection, exported.left_out) == (f'{kind}:x', ())
 
 
 def test_convert_gives_the_same_dataset_again(kind, dataset, tmp_path):
   export.export(dataset, tmp_path, form='npz')
   again = tmp_path / 'again'
-  convert.convert(inputs=[str(tmp_path / 'npz')], directory=str(again),
-                  options=options_lib.ConvertOptions(collection=f'{kind}:x', **_OPTIONS))
-  shards = {name: data for name, data in files(again).items() if name.endswith(('tfrecord', 'statistics.json'))}
+  convert.convert(
+    inputs=[str(tmp_path / 'npz')],
+    directory=str(again),
+    options=options_lib.ConvertOptions(collection=f'{kind}:x', **_OPTIONS),
+  )
+  shards = {
+    name: data
+    for name, data in files(again).items()
+    if name.endswith(('tfrecord', 'statistics.json'))
+  }
   assert len(shards) == 7
   assert shards == {name: data for name, data in files(dataset).items() if name in shards}
 
@@ -109,13 +158,19 @@ def test_convert_gives_the_same_dataset_again(kind, dataset, tmp_path):
 @pytest.mark.parametrize('collection', ['tile:xla', 'layout:xla:default', 'layout:xla:random'])
 def test_published_files_come_back(collection, tmp_path):
   source = testing.SHARED / 'data/npz'
-  convert.convert(inputs=[str(source)], directory=str(tmp_path / 'data'), options=options_lib.ConvertOptions(
-      collection=collection, records=records.RecordOptions(max_configs=300)))
+  convert.convert(
+    inputs=[str(source)],
+    directory=str(tmp_path / 'data'),
+    options=options_lib.ConvertOptions(
+      collection=collection, records=records.RecordOptions(max_configs=300)
+    ),
+  )
   export.export(tmp_path / 'data', tmp_path, form='npz')
   found = list((tmp_path / 'npz').rglob('*.npz'))
   folder = collection.replace(':', '/')
   assert {path.relative_to(tmp_path / 'npz') for path in found} == {
-      path.relative_to(source) for path in (source / folder).rglob('*.npz')}
+    path.relative_to(source) for path in (source / folder).rglob('*.npz')
+  }
   for path in found:
     arrays, expected = load(path), load(source / path.relative_to(tmp_path / 'npz'))
     assert set(arrays) - set(expected) <= {'node_splits'}
@@ -128,11 +183,17 @@ def test_published_files_come_back(collection, tmp_path):
 def test_programs_of_hlo_come_back(tmp_path):
   """Only what records do not tell is lost; see `records.decode`."""
   path = testing.SHARED / 'data/op_tuning_data.pb'
-  convert.convert(inputs=[str(path)], directory=str(tmp_path / 'data'), options=options_lib.ConvertOptions(
-      collection='tile:own', split='train'))
+  convert.convert(
+    inputs=[str(path)],
+    directory=str(tmp_path / 'data'),
+    options=options_lib.ConvertOptions(collection='tile:own', split='train'),
+  )
   export.export(tmp_path / 'data', tmp_path, form='npz')
-  convert.convert(inputs=[str(tmp_path / 'npz')], directory=str(tmp_path / 'again'), options=options_lib.ConvertOptions(
-      collection='tile:own', num_shards=1))
+  convert.convert(
+    inputs=[str(tmp_path / 'npz')],
+    directory=str(tmp_path / 'again'),
+    options=options_lib.ConvertOptions(collection='tile:own', num_shards=1),
+  )
   shard = 'train/part-00000-of-00001.tfrecord'
   assert (tmp_path / 'again' / shard).read_bytes() == (tmp_path / 'data' / shard).read_bytes()
 
@@ -149,31 +210,56 @@ def test_index(kind, dataset, tmp_path, form):
   export.export(dataset, tmp_path, form=form, split='train')
   index = json.loads((tmp_path / form / kind / 'x/train/index.json').read_text('utf-8'))
   modules = index.pop('modules')
-  assert index == {'format_version': 1, 'form': form, 'collection': f'{kind}:x', 'kind': kind, 'split': 'train',
-                   'layout_padding': 0, 'extra_columns': []}
+  assert index == {
+    'format_version': 1,
+    'form': form,
+    'collection': f'{kind}:x',
+    'kind': kind,
+    'split': 'train',
+    'layout_padding': 0,
+    'extra_columns': [],
+  }
   suffix = {'npz': 'npz', 'pyg': 'pt'}[form]
   config_ops = 2 if kind == 'layout' else 0
   assert modules == [
-      {'file': f'{name}.{suffix}', 'module_id': name, 'ops': n, 'edges': n - 1, 'config_ops': config_ops, 'configs': c,
-       'is_measured': True} for name, n, c in (('a', 3, 2), ('b.c', 4, 3), ('größe 数据', 5, 8))]
+    {
+      'file': f'{name}.{suffix}',
+      'module_id': name,
+      'ops': n,
+      'edges': n - 1,
+      'config_ops': config_ops,
+      'configs': c,
+      'is_measured': True,
+    }
+    for name, n, c in (('a', 3, 2), ('b.c', 4, 3), ('größe 数据', 5, 8))
+  ]
 
 
 def test_what_npz_files_cannot_hold_is_told(tmp_path):
-  choices = feature_choices.FeatureChoices(layout_padding=-1, extra=(user_features.degree, user_features.rank))
+  choices = feature_choices.FeatureChoices(
+    layout_padding=-1, extra=(user_features.degree, user_features.rank)
+  )
   node_feat = np.zeros((4, 140), np.float32)
-  node_feat[:, 21] = node_feat[:, 27] = node_feat[:, 28] = 5  # Shapes of one dimension, which have a layout.
-  data = testing.convert_arrays(tmp_path, 'layout', {'train/a': testing.layout_arrays(node_feat=node_feat)},
-                                choices=choices)
+  node_feat[:, 21] = node_feat[:, 27] = node_feat[:, 28] = (
+    5  # Shapes of one dimension, which have a layout.
+  )
+  data = testing.convert_arrays(
+    tmp_path, 'layout', {'train/a': testing.layout_arrays(node_feat=node_feat)}, choices=choices
+  )
   exported = export.export(data, tmp_path, form='npz')
   assert exported.left_out == (
-      'layouts are padded with 0 as published, not with -1; convert --layout_padding=-1 pads them so again',
-      'extra features degree (operands, consumers é); convert --extra_features=tests.user_features:degree computes '
-      'them again, unless they need HLO',
-      'extra features shape (rank); convert --extra_features=tests.user_features:rank computes them again, unless they '
-      'need HLO')
+    'layouts are padded with 0 as published, not with -1; convert --layout_padding=-1 pads them so again',
+    'extra features degree (operands, consumers é); convert --extra_features=tests.user_features:degree computes '
+    'them again, unless they need HLO',
+    'extra features shape (rank); convert --extra_features=tests.user_features:rank computes them again, unless they '
+    'need HLO',
+  )
   np.testing.assert_array_equal(load(tmp_path / 'npz/layout/x/train/a.npz')['node_feat'], node_feat)
-  convert.convert(inputs=[str(tmp_path / 'npz')], directory=str(tmp_path / 'again'),
-                  options=options_lib.ConvertOptions(collection='layout:x', choices=choices))
+  convert.convert(
+    inputs=[str(tmp_path / 'npz')],
+    directory=str(tmp_path / 'again'),
+    options=options_lib.ConvertOptions(collection='layout:x', choices=choices),
+  )
   shard = 'train/part-00000-of-00001.tfrecord'
   assert (tmp_path / 'again' / shard).read_bytes() == (pathlib.Path(data) / shard).read_bytes()
 
@@ -196,16 +282,20 @@ def test_no_more_than_one_record_is_held(dataset, tmp_path, monkeypatch):
   monkeypatch.setattr(records, 'decode', decode_alone)
   monkeypatch.setitem(export._FORMS, 'npz', ('.npz', save))
   export.export(dataset, tmp_path, form='npz')
-  assert len(seen) == sum(split.records for split in directory_lib.open_directory(dataset).manifest.splits.values())
+  assert len(seen) == sum(
+    split.records for split in directory_lib.open_directory(dataset).manifest.splits.values()
+  )
   assert len(seen) > len(saved) == 5
 
 
 # PyTorch Geometric.
 
+
 @needs_pyg
 def test_data_objects(kind, dataset, tmp_path):
   import torch
   from torch_geometric import data as pyg_data
+
   export.export(dataset, tmp_path, form='pyg')
   export.export(dataset, tmp_path, form='npz')
   for name in _NAMES:
@@ -215,11 +305,17 @@ def test_data_objects(kind, dataset, tmp_path):
     assert data.validate()
     assert data.num_nodes == module.num_ops
     expected = {
-        'x': module.node_feat, 'op_code': module.node_opcode.astype(np.int64), 'computation': module.computation,
-        'edge_index': np.array([[operand, consumer] for consumer, operand in module.edge_index]).T,
-        'y': module.config_runtime, 'config_id': module.config_id, 'config_feat': module.config_feat,
-        'config_runtime_normalizers': module.config_runtime_normalizers, 'node_config_index': module.node_config_ids,
-        'node_config_feat': module.node_config_feat}
+      'x': module.node_feat,
+      'op_code': module.node_opcode.astype(np.int64),
+      'computation': module.computation,
+      'edge_index': np.array([[operand, consumer] for consumer, operand in module.edge_index]).T,
+      'y': module.config_runtime,
+      'config_id': module.config_id,
+      'config_feat': module.config_feat,
+      'config_runtime_normalizers': module.config_runtime_normalizers,
+      'node_config_index': module.node_config_ids,
+      'node_config_feat': module.node_config_feat,
+    }
     expected = {name: array for name, array in expected.items() if array is not None}
     assert set(data.keys()) == {'module_id', *expected}
     assert data.module_id == name.partition('/')[2]
@@ -231,6 +327,7 @@ def test_data_objects(kind, dataset, tmp_path):
 @needs_pyg
 def test_batches_count_ops_on(tmp_path):
   from torch_geometric import data as pyg_data
+
   modules = []
   for name, ids, n in (('a', [0, 2], 3), ('b', [1, 3], 5)):
     npz_path = tmp_path / f'{name}.npz'
@@ -244,15 +341,27 @@ def test_batches_count_ops_on(tmp_path):
 
 @needs_pyg
 def test_extra_features_are_a_tensor_of_their_own(tmp_path):
-  data = testing.convert_arrays(tmp_path, 'tile', {'train/a': testing.tile_arrays()}, choices=(
-      feature_choices.FeatureChoices(extra=(user_features.degree,))))
+  data = testing.convert_arrays(
+    tmp_path,
+    'tile',
+    {'train/a': testing.tile_arrays()},
+    choices=(feature_choices.FeatureChoices(extra=(user_features.degree,))),
+  )
   import torch
+
   exported = export.export(data, tmp_path, form='pyg')
   assert exported.left_out == ()
   folder = tmp_path / 'pyg/tile/x/train'
-  assert torch.load(folder / 'a.pt', weights_only=False).extra_feat.tolist() == [[0, 1], [1, 1], [1, 1], [1, 0]]
+  assert torch.load(folder / 'a.pt', weights_only=False).extra_feat.tolist() == [
+    [0, 1],
+    [1, 1],
+    [1, 1],
+    [1, 0],
+  ]
   assert json.loads((folder / 'index.json').read_text('utf-8'))['extra_columns'] == [
-      'degree.operands', 'degree.consumers é']
+    'degree.operands',
+    'degree.consumers é',
+  ]
 
 
 def test_without_pytorch_geometric(dataset, tmp_path, monkeypatch):
@@ -263,6 +372,7 @@ def test_without_pytorch_geometric(dataset, tmp_path, monkeypatch):
 
 
 # What cannot be exported.
+
 
 def test_damaged_shard(dataset, tmp_path):
   shutil.copytree(dataset, tmp_path / 'data')
@@ -280,12 +390,18 @@ def test_records_of_another_schema(dataset, tmp_path):
   shutil.copytree(dataset, tmp_path / 'data')
   path = next((tmp_path / 'data/train').iterdir())
   with open(path, 'rb') as file:
-    content = [data.replace(b'nodes/op.opcode', b'nodes/op.opcodf') for data in iter(
-        lambda: records.read_tfrecord(file), None)]
+    content = [
+      data.replace(b'nodes/op.opcode', b'nodes/op.opcodf')
+      for data in iter(lambda: records.read_tfrecord(file), None)
+    ]
   with open(path, 'wb') as file:
     records.write_tfrecords(file, content)
   error = refused(tmp_path / 'data', tmp_path / 'out')
-  assert (error.path, error.reason, error.where) == (str(path), 'feature missing in a record', 'nodes/op.opcode')
+  assert (error.path, error.reason, error.where) == (
+    str(path),
+    'feature missing in a record',
+    'nodes/op.opcode',
+  )
   assert not (tmp_path / 'out').exists()
 
 
@@ -303,22 +419,30 @@ def test_names_that_are_no_file_names(name, tmp_path):
   module = protos.HloModuleProto(name=name)
   module.computations.add(id=1, root_id=2, name='main').instructions.add(id=2, opcode='parameter')
   (tmp_path / 'm.pb').write_bytes(module.SerializeToString())
-  convert.convert(inputs=[str(tmp_path / 'm.pb')], directory=str(tmp_path / 'data'),
-                  options=options_lib.ConvertOptions(collection='layout:own', split='train'))
+  convert.convert(
+    inputs=[str(tmp_path / 'm.pb')],
+    directory=str(tmp_path / 'data'),
+    options=options_lib.ConvertOptions(collection='layout:own', split='train'),
+  )
   if name == 'a/b':
     error = refused(tmp_path / 'data', tmp_path / 'out')
     assert (error.where, error.reason) == ('module_id', 'name cannot be that of a file')
     assert 'a/b' in error.found
   else:
-    export.export(tmp_path / 'data', tmp_path / 'out', form='npz')  # A fingerprint is added to the name.
+    export.export(
+      tmp_path / 'data', tmp_path / 'out', form='npz'
+    )  # A fingerprint is added to the name.
     assert len(list((tmp_path / 'out/npz/layout/own/train').glob('..*.npz'))) == 1
 
 
 @pytest.mark.parametrize('collection', ['tile:..', 'tile:a:..:..:..:b', 'tile:a/b', 'tile:a::b'])
 def test_collections_that_are_no_folders(collection, tmp_path):
   np.savez(tmp_path / 'a.npz', **testing.tile_arrays())
-  convert.convert(inputs=[str(tmp_path / 'a.npz')], directory=str(tmp_path / 'data'),
-                  options=options_lib.ConvertOptions(collection=collection, split='train'))
+  convert.convert(
+    inputs=[str(tmp_path / 'a.npz')],
+    directory=str(tmp_path / 'data'),
+    options=options_lib.ConvertOptions(collection=collection, split='train'),
+  )
   error = refused(tmp_path / 'data', tmp_path / 'out')
   assert (error.where, error.reason) == ('collection', 'name cannot be that of a file')
 
@@ -337,6 +461,7 @@ def test_unknown_form(dataset, tmp_path):
 
 # What is there already.
 
+
 def test_an_export_is_replaced_only_if_that_is_wanted(kind, dataset, tmp_path):
   out = tmp_path / 'out'
   export.export(dataset, out, form='npz')
@@ -345,8 +470,9 @@ def test_an_export_is_replaced_only_if_that_is_wanted(kind, dataset, tmp_path):
   assert '--overwrite' in error.fix
   expected = files(out)
   for split in module_lib.SPLITS:
-    (out / 'npz' / kind / 'x' / split / 'index.json').write_text((
-        out / 'npz' / kind / 'x' / split / 'index.json').read_text('utf-8') + ' ', 'utf-8')
+    (out / 'npz' / kind / 'x' / split / 'index.json').write_text(
+      (out / 'npz' / kind / 'x' / split / 'index.json').read_text('utf-8') + ' ', 'utf-8'
+    )
   next((out / 'npz' / kind / 'x/train').glob('*.npz')).unlink()
   export.export(dataset, out, form='npz', overwrite=True)
   assert files(out) == expected
@@ -367,7 +493,9 @@ def test_splits_and_collections_lie_side_by_side(kind, dataset, tmp_path):
   assert together == files(tmp_path / 'at once')
 
 
-@pytest.mark.parametrize('index', [None, '', '{}', '[]', '{"modules": [1]}', '{"modules": [{"file": "other.npz"}]}'])
+@pytest.mark.parametrize(
+  'index', [None, '', '{}', '[]', '{"modules": [1]}', '{"modules": [{"file": "other.npz"}]}']
+)
 @pytest.mark.parametrize('overwrite', [False, True])
 def test_files_of_others_are_left_alone(index, overwrite, tmp_path):
   data = testing.convert_arrays(tmp_path, 'tile', {'train/a': testing.tile_arrays()})
@@ -389,9 +517,13 @@ def test_a_file_in_place_of_a_folder(dataset, kind, overwrite, tmp_path):
   assert 'cannot write' in str(refused(dataset, tmp_path / 'file', overwrite=overwrite))
 
 
-@pytest.mark.parametrize('error', [OSError(errno.ENOSPC, 'No space left on device'), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+  'error', [OSError(errno.ENOSPC, 'No space left on device'), KeyboardInterrupt()]
+)
 @pytest.mark.parametrize('existing', [False, True])
-def test_what_breaks_off_leaves_things_as_they_were(dataset, tmp_path, monkeypatch, error, existing):
+def test_what_breaks_off_leaves_things_as_they_were(
+  dataset, tmp_path, monkeypatch, error, existing
+):
   out = tmp_path / 'out'
   if existing:
     export.export(dataset, out, form='npz')
@@ -405,7 +537,9 @@ def test_what_breaks_off_leaves_things_as_they_were(dataset, tmp_path, monkeypat
     npz.save_stream(stream, path)
 
   monkeypatch.setitem(export._FORMS, 'npz', ('.npz', save))
-  with pytest.raises(errors.InputError if isinstance(error, OSError) else KeyboardInterrupt) as caught:
+  with pytest.raises(
+    errors.InputError if isinstance(error, OSError) else KeyboardInterrupt
+  ) as caught:
     export.export(dataset, out, form='npz', overwrite=True)
   assert isinstance(error, KeyboardInterrupt) or caught.value.found == 'No space left on device'
   assert len(written) == 4

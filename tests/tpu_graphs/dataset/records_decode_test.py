@@ -18,14 +18,25 @@ from tpu_graphs.modules import module as module_lib
 from tpu_graphs.sources import npz
 
 _SETTINGS = hypothesis.settings(max_examples=100, deadline=None)
-_INT64 = st.integers(-(2**63), 2**63 - 1) | st.integers(0, 63).map(lambda i: (1 << i) - 1) | st.integers(0, 200)
+_INT64 = (
+  st.integers(-(2**63), 2**63 - 1)
+  | st.integers(0, 63).map(lambda i: (1 << i) - 1)
+  | st.integers(0, 200)
+)
 _UNMEASURED = {'config_runtime': np.zeros(6, int)}
 _CASES = {
-    'ordinary': {}, 'without configs': {'c': 0}, 'one op': {'n': 1, 'c': 1, 'nc': 1},
-    'without configurable ops': {'nc': 0}, 'nothing but an op': {'n': 1, 'c': 0, 'nc': 0}, 'not measured': _UNMEASURED,
-    'large times': {'config_runtime': np.array([910876401, 910876402, 2**31, 2**53 + 1, 2**62, 2**63 - 1])},
-    'large': {'n': 300, 'c': 200, 'nc': 5},
-    'runs dropped': {'config_runtime': np.array([5, 0, 7, 1, 8, 9])}}
+  'ordinary': {},
+  'without configs': {'c': 0},
+  'one op': {'n': 1, 'c': 1, 'nc': 1},
+  'without configurable ops': {'nc': 0},
+  'nothing but an op': {'n': 1, 'c': 0, 'nc': 0},
+  'not measured': _UNMEASURED,
+  'large times': {
+    'config_runtime': np.array([910876401, 910876402, 2**31, 2**53 + 1, 2**62, 2**63 - 1])
+  },
+  'large': {'n': 300, 'c': 200, 'nc': 5},
+  'runs dropped': {'config_runtime': np.array([5, 0, 7, 1, 8, 9])},
+}
 
 
 def _module(kind, name='é', extra=None, **over):
@@ -51,6 +62,7 @@ def _damaged(data, **options):
 
 
 # Records.
+
 
 @pytest.mark.parametrize('over', _CASES.values(), ids=_CASES.keys())
 def test_decode_is_the_inverse(kind, over):
@@ -78,14 +90,28 @@ def test_records_that_another_program_wrote(kind):
     module = _module(kind, **over)
     features = tf.train.Example.FromString(records.encode_whole(module)).features.feature
     for names in (sorted(features), sorted(features, reverse=True)):
-      parts = [tf.train.Example(features=tf.train.Features(feature={name: features[name]})) for name in names]
-      data = b''.join(part.SerializeToString() for part in parts)  # Protobuf merges what is concatenated.
+      parts = [
+        tf.train.Example(features=tf.train.Features(feature={name: features[name]}))
+        for name in names
+      ]
+      data = b''.join(
+        part.SerializeToString() for part in parts
+      )  # Protobuf merges what is concatenated.
       _assert_equal(records.decode(data), module)
 
 
-@pytest.mark.parametrize(('splits', 'expected'), [
-    ([0, 6], [0, 6]), ([0], [0, 6]), ([0, 1, 6], [0, 1, 6]), ([0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 4, 5, 6]),
-    ([0, 0, 6], [0, 0, 6]), ([0, 2, 2, 2, 6], [0, 2, 2, 2, 6]), ([0, 3, 6, 6], [0, 3, 6])])
+@pytest.mark.parametrize(
+  ('splits', 'expected'),
+  [
+    ([0, 6], [0, 6]),
+    ([0], [0, 6]),
+    ([0, 1, 6], [0, 1, 6]),
+    ([0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 4, 5, 6]),
+    ([0, 0, 6], [0, 0, 6]),
+    ([0, 2, 2, 2, 6], [0, 2, 2, 2, 6]),
+    ([0, 3, 6, 6], [0, 3, 6]),
+  ],
+)
 def test_segments(splits, expected):
   """All but empty segments at the end, of which a record tells nothing."""
   module = _module('layout', n=6, node_splits=np.array([splits]))
@@ -94,9 +120,17 @@ def test_segments(splits, expected):
   _assert_equal(found, module, but=['node_splits'])
 
 
-@pytest.mark.parametrize(('computation', 'expected'), [
-    ([0, 0, 1, 1], [0, 2, 4]), ([1, 1, 1, 3], [0, 0, 3, 3, 4]), ([0, 1, 0, 1], [0, 4]), ([2, 1, 0, 0], [0, 4]),
-    ([0, 0, 1, 4], [0, 4]), ([0, 0, 1, 2**62], [0, 4])])
+@pytest.mark.parametrize(
+  ('computation', 'expected'),
+  [
+    ([0, 0, 1, 1], [0, 2, 4]),
+    ([1, 1, 1, 3], [0, 0, 3, 3, 4]),
+    ([0, 1, 0, 1], [0, 4]),
+    ([2, 1, 0, 0], [0, 4]),
+    ([0, 0, 1, 4], [0, 4]),
+    ([0, 0, 1, 2**62], [0, 4]),
+  ],
+)
 def test_computations(computation, expected):
   module = _module('tile', computation=np.array(computation))
   found = records.decode(records.encode_whole(module))
@@ -105,7 +139,9 @@ def test_computations(computation, expected):
 
 
 def test_what_records_do_not_tell(kind):
-  module = dataclasses.replace(_module(kind), dropped_runs={'x': 1}, unknown_opcodes={'topk': 1}, default_config=2)
+  module = dataclasses.replace(
+    _module(kind), dropped_runs={'x': 1}, unknown_opcodes={'topk': 1}, default_config=2
+  )
   found = records.decode(records.encode_whole(module))
   assert (found.dropped_runs, found.unknown_opcodes, found.default_config) == ({}, {}, None)
 
@@ -116,15 +152,20 @@ def test_each_feature_is_needed(kind):
     less = tf.train.Example.FromString(example.SerializeToString())
     del less.features.feature[name]
     error = _damaged(less.SerializeToString())
-    if name != 'context/node_config_feat':  # Without it, a record is taken for one of a tile module.
+    if (
+      name != 'context/node_config_feat'
+    ):  # Without it, a record is taken for one of a tile module.
       assert (error.reason, error.where) == ('feature missing in a record', name)
 
 
 def test_features_of_another_type_or_size(kind):
   data = records.encode_whole(_module(kind))
-  changes = (tf.train.Feature(int64_list=tf.train.Int64List(value=[7])),
-             tf.train.Feature(float_list=tf.train.FloatList(value=[7.0])),
-             tf.train.Feature(bytes_list=tf.train.BytesList(value=[b'\xff\xfe'])), tf.train.Feature())
+  changes = (
+    tf.train.Feature(int64_list=tf.train.Int64List(value=[7])),
+    tf.train.Feature(float_list=tf.train.FloatList(value=[7.0])),
+    tf.train.Feature(bytes_list=tf.train.BytesList(value=[b'\xff\xfe'])),
+    tf.train.Feature(),
+  )
   for name in tf.train.Example.FromString(data).features.feature:
     for change in changes:
       example = tf.train.Example.FromString(data)
@@ -132,11 +173,17 @@ def test_features_of_another_type_or_size(kind):
       assert _damaged(example.SerializeToString())
 
 
-@pytest.mark.parametrize(('name', 'values', 'words'), [
-    ('nodes/op.unknown', [0], 'nodes/op.unknown'), ('nodes/op.#size', [5], 'nodes/op.#size'),
-    ('edges/configures.#source', [1, 0], 'in order'), ('context/config_id.d1', [2, 4], 'context/config_id.d1'),
+@pytest.mark.parametrize(
+  ('name', 'values', 'words'),
+  [
+    ('nodes/op.unknown', [0], 'nodes/op.unknown'),
+    ('nodes/op.#size', [5], 'nodes/op.#size'),
+    ('edges/configures.#source', [1, 0], 'in order'),
+    ('context/config_id.d1', [2, 4], 'context/config_id.d1'),
     ('edges/operand.#source', [0, 1, 4], 'edge_index[2, 1]'),
-    ('context/config_id', [0, 1, 2, 2, 4, 5], 'repeated value')])
+    ('context/config_id', [0, 1, 2, 2, 4, 5], 'repeated value'),
+  ],
+)
 def test_senseless_values(name, values, words):
   example = tf.train.Example.FromString(records.encode_whole(_module('layout')))
   example.features.feature[name].int64_list.value[:] = values
@@ -158,7 +205,9 @@ def test_random_bytes_are_refused(data):
 
 
 @_SETTINGS
-@hypothesis.given(position=st.integers(0, 10**6), value=st.integers(0, 255), which=st.sampled_from(module_lib.KINDS))
+@hypothesis.given(
+  position=st.integers(0, 10**6), value=st.integers(0, 255), which=st.sampled_from(module_lib.KINDS)
+)
 def test_any_changed_byte_is_refused_or_is_another_module(position, value, which):
   data = bytearray(records.encode_whole(_module(which, n=2, c=2, nc=1)))
   data[position % len(data)] = value
@@ -166,11 +215,14 @@ def test_any_changed_byte_is_refused_or_is_another_module(position, value, which
     module = records.decode(bytes(data))
   except errors.InputError:
     return
-  encoded = records.encode_whole(module)  # May be shorter: a changed varint may hold a digit too many.
+  encoded = records.encode_whole(
+    module
+  )  # May be shorter: a changed varint may hold a digit too many.
   assert records.encode_whole(records.decode(encoded)) == encoded
 
 
 # Varints.
+
 
 @_SETTINGS
 @hypothesis.given(values=st.lists(_INT64, max_size=12))
@@ -180,7 +232,9 @@ def test_varints_both_ways(values):
   assert found.tolist() == values
 
 
-@pytest.mark.parametrize('data', [b'\x80', b'\x01\xff', b'\x80' * 10 + b'\x01', b'\x01' + b'\x80' * 11 + b'\x01'])
+@pytest.mark.parametrize(
+  'data', [b'\x80', b'\x01\xff', b'\x80' * 10 + b'\x01', b'\x01' + b'\x80' * 11 + b'\x01']
+)
 def test_no_varints(data):
   with pytest.raises(ValueError, match='varints'):
     records.from_varints(data)
@@ -188,17 +242,23 @@ def test_no_varints(data):
 
 # Shares.
 
+
 @pytest.mark.parametrize('c', [2, 7, 100])
 def test_merge_puts_shares_together(kind, c):
   module = _module(kind, c=c)
-  parts = [records.decode(record.data) for record in records.encode(module, records.RecordOptions(max_configs=c // 2))]
+  parts = [
+    records.decode(record.data)
+    for record in records.encode(module, records.RecordOptions(max_configs=c // 2))
+  ]
   assert len(parts) > 1
   for order in itertools.islice(itertools.permutations(parts), 6):
     _assert_equal(records.merge(order), module)
 
 
 def test_merge_of_one_part_is_that_part():
-  """Even where its configs do not come by their numbers: so nothing is changed by writing and reading."""
+  """Even where its configs do not come by their numbers: so nothing is changed by writing and
+  reading.
+  """
   module = _module('tile', config_id=np.array([5, 3, 9, 1, 0, 2]))
   [record] = records.encode(module)
   _assert_equal(records.merge([records.decode(record.data)]), module)
@@ -246,7 +306,7 @@ def test_damaged_files():
   records.write_tfrecords(file, [b'hello', b'you'])
   data = file.getvalue()
   cut = [data[:size] for size in range(1, len(data)) if size != 21]
-  changed = [data[:i] + bytes([data[i] ^ 1]) + data[i + 1:] for i in range(len(data))]
+  changed = [data[:i] + bytes([data[i] ^ 1]) + data[i + 1 :] for i in range(len(data))]
   for i, damaged in enumerate([*cut, *changed]):
     with pytest.raises(errors.InputError, match='damaged record') as caught:
       _read_all(io.BytesIO(damaged))

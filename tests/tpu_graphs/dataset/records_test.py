@@ -1,4 +1,6 @@
-"""Tests of tpu_graphs.dataset.records: tfgnn and the protobuf library are the oracles of every byte."""
+"""Tests of tpu_graphs.dataset.records: tfgnn and the protobuf library are the oracles of every
+byte.
+"""
 
 import dataclasses
 import io
@@ -23,8 +25,11 @@ from tpu_graphs.modules import module as module_lib
 from tpu_graphs.sources import npz
 
 _SETTINGS = hypothesis.settings(max_examples=50, deadline=None)
-_INT64 = st.integers(-(2**63), 2**63 - 1) | st.integers(0, 63).map(lambda i: (1 << i) - 1) | st.integers(
-    0, 62).map(lambda i: 1 << i)
+_INT64 = (
+  st.integers(-(2**63), 2**63 - 1)
+  | st.integers(0, 63).map(lambda i: (1 << i) - 1)
+  | st.integers(0, 62).map(lambda i: 1 << i)
+)
 
 
 def _module(mk, name='é', **sizes):
@@ -36,13 +41,21 @@ def _module(mk, name='é', **sizes):
 _T, _L = testing.tile_arrays, testing.layout_arrays
 _UNMEASURED = {'config_runtime': np.zeros(6, int)}
 _CASES = {
-    'tile': (_T, {}), 'layout': (_L, {}),
-    'tile without configs': (_T, {'c': 0}), 'layout without configs': (_L, {'c': 0}),
-    'tile, one op': (_T, {'n': 1, 'c': 1}), 'layout, one op': (_L, {'n': 1, 'c': 1, 'nc': 1}),
-    'layout without configurable ops': (_L, {'nc': 0}), 'nothing but an op': (_L, {'n': 1, 'c': 0, 'nc': 0}),
-    'tile, not measured': (_T, _UNMEASURED), 'layout, not measured': (_L, _UNMEASURED),
-    'large times': (_L, {'config_runtime': np.array([910876401, 910876402, 2**31, 2**53 + 1, 2**62, 2**63 - 1])}),
-    'large': (_T, {'n': 300, 'c': 200}),
+  'tile': (_T, {}),
+  'layout': (_L, {}),
+  'tile without configs': (_T, {'c': 0}),
+  'layout without configs': (_L, {'c': 0}),
+  'tile, one op': (_T, {'n': 1, 'c': 1}),
+  'layout, one op': (_L, {'n': 1, 'c': 1, 'nc': 1}),
+  'layout without configurable ops': (_L, {'nc': 0}),
+  'nothing but an op': (_L, {'n': 1, 'c': 0, 'nc': 0}),
+  'tile, not measured': (_T, _UNMEASURED),
+  'layout, not measured': (_L, _UNMEASURED),
+  'large times': (
+    _L,
+    {'config_runtime': np.array([910876401, 910876402, 2**31, 2**53 + 1, 2**62, 2**63 - 1])},
+  ),
+  'large': (_T, {'n': 300, 'c': 200}),
 }
 
 
@@ -56,25 +69,48 @@ def _graph_tensor(module):
   ragged = {'config_id': module.config_id, 'config_runtime': module.config_runtime}
   context = {'module_id': tf.constant([module.module_id])}
   if module.kind == 'tile':
-    ragged |= {'config_feat': module.config_feat, 'config_runtime_normalizer': module.config_runtime_normalizers}
+    ragged |= {
+      'config_feat': module.config_feat,
+      'config_runtime_normalizer': module.config_runtime_normalizers,
+    }
   else:
     context['node_config_feat'] = tf.constant([module.node_config_feat.tobytes()])
-  context |= {name: tf.RaggedTensor.from_row_lengths(array, np.array([c])) for name, array in ragged.items()}
-  op_features = {'opcode': module.node_opcode.astype(np.int64), 'feat': module.node_feat,
-                 'computation': module.computation}
+  context |= {
+    name: tf.RaggedTensor.from_row_lengths(array, np.array([c])) for name, array in ragged.items()
+  }
+  op_features = {
+    'opcode': module.node_opcode.astype(np.int64),
+    'feat': module.node_feat,
+    'computation': module.computation,
+  }
   if module.num_extra:
     op_features['extra_feat'] = module.extra_feat
   op = tfgnn.NodeSet.from_fields(sizes=[n], features=op_features)
-  node_sets, edges = {'op': op}, {'operand': ('op', 'op', module.edge_index[:, 1], module.edge_index[:, 0])}
+  node_sets, edges = (
+    {'op': op},
+    {'operand': ('op', 'op', module.edge_index[:, 1], module.edge_index[:, 0])},
+  )
   if module.kind == 'layout':
     node_sets['config_op'] = tfgnn.NodeSet.from_fields(sizes=[module.num_config_ops], features={})
-    edges['configures'] = ('config_op', 'op', np.arange(module.num_config_ops), module.node_config_ids)
+    edges['configures'] = (
+      'config_op',
+      'op',
+      np.arange(module.num_config_ops),
+      module.node_config_ids,
+    )
   edge_sets = {
-      name: tfgnn.EdgeSet.from_fields(sizes=[len(one)], features={}, adjacency=tfgnn.Adjacency.from_indices(
-          (source, tf.constant(one, tf.int64)), (target, tf.constant(other, tf.int64))))
-      for name, (source, target, one, other) in edges.items()}
+    name: tfgnn.EdgeSet.from_fields(
+      sizes=[len(one)],
+      features={},
+      adjacency=tfgnn.Adjacency.from_indices(
+        (source, tf.constant(one, tf.int64)), (target, tf.constant(other, tf.int64))
+      ),
+    )
+    for name, (source, target, one, other) in edges.items()
+  }
   return tfgnn.GraphTensor.from_pieces(
-      context=tfgnn.Context.from_fields(features=context), node_sets=node_sets, edge_sets=edge_sets)
+    context=tfgnn.Context.from_fields(features=context), node_sets=node_sets, edge_sets=edge_sets
+  )
 
 
 def _example(data):
@@ -89,8 +125,12 @@ def test_record_is_what_tfgnn_writes(mk, over):
   tfgnn.check_compatible_with_schema_pb(expected, schema.graph_schema(module.kind))
   assert _example(record.data) == tfgnn.write_example(expected)
   assert (record.module_id, record.part, record.measured) == ('é', 0, module.is_measured)
-  assert record.sizes == {'ops': module.num_ops, 'edges': module.num_edges, 'config_ops': module.num_config_ops,
-                          'configs': module.num_configs}
+  assert record.sizes == {
+    'ops': module.num_ops,
+    'edges': module.num_edges,
+    'config_ops': module.num_config_ops,
+    'configs': module.num_configs,
+  }
 
 
 @pytest.mark.parametrize('n', [0, 1, 4])
@@ -100,10 +140,14 @@ def test_extra_features(mk, num_extra, n):
   extra_feat = np.arange(n * num_extra, dtype=np.float32).reshape(n, num_extra) - 2
   module = dataclasses.replace(_module(mk, n=n, **own), extra_feat=extra_feat)
   expected = _graph_tensor(module)
-  tfgnn.check_compatible_with_schema_pb(expected, schema.graph_schema(module.kind, num_extra=num_extra))
+  tfgnn.check_compatible_with_schema_pb(
+    expected, schema.graph_schema(module.kind, num_extra=num_extra)
+  )
   [record] = records.encode(module)
   assert _example(record.data) == tfgnn.write_example(expected)
-  np.testing.assert_array_equal(records.to_graph_tensor(module).node_sets['op']['extra_feat'], extra_feat)
+  np.testing.assert_array_equal(
+    records.to_graph_tensor(module).node_sets['op']['extra_feat'], extra_feat
+  )
 
 
 @_cases()
@@ -114,12 +158,21 @@ def test_graph_tensor_fits_the_schema(mk, over):
   assert graph.context['module_id'].numpy().tolist() == ['é'.encode()]
   ragged = {'config_id': module.config_id, 'config_runtime': module.config_runtime}
   if module.kind == 'tile':
-    ragged |= {'config_feat': module.config_feat, 'config_runtime_normalizer': module.config_runtime_normalizers}
+    ragged |= {
+      'config_feat': module.config_feat,
+      'config_runtime_normalizer': module.config_runtime_normalizers,
+    }
   else:
     content = np.frombuffer(graph.context['node_config_feat'][0].numpy(), np.int8)
-    np.testing.assert_array_equal(content.reshape(module.node_config_feat.shape), module.node_config_feat)
-    np.testing.assert_array_equal(graph.edge_sets['configures'].adjacency.target, module.node_config_ids)
-    np.testing.assert_array_equal(graph.edge_sets['configures'].adjacency.source, np.arange(module.num_config_ops))
+    np.testing.assert_array_equal(
+      content.reshape(module.node_config_feat.shape), module.node_config_feat
+    )
+    np.testing.assert_array_equal(
+      graph.edge_sets['configures'].adjacency.target, module.node_config_ids
+    )
+    np.testing.assert_array_equal(
+      graph.edge_sets['configures'].adjacency.source, np.arange(module.num_config_ops)
+    )
   for name, array in ragged.items():
     np.testing.assert_array_equal(graph.context[name][0], array, err_msg=name)
   op = graph.node_sets['op']
@@ -131,12 +184,16 @@ def test_graph_tensor_fits_the_schema(mk, over):
 def test_one_config_is_one_slice():
   module = _module(_L, nc=3)
   data = records.to_graph_tensor(module).context['node_config_feat'][0].numpy()
-  np.testing.assert_array_equal(np.frombuffer(data[4 * 54:5 * 54], np.int8).reshape(3, 18), module.node_config_feat[4])
+  np.testing.assert_array_equal(
+    np.frombuffer(data[4 * 54 : 5 * 54], np.int8).reshape(3, 18), module.node_config_feat[4]
+  )
 
 
 @pytest.mark.parametrize('mk', [_T, _L])
 def test_edge_direction(mk):
-  """In `b = f(a)`, op 0 (a) is the producer and op 1 (b) the consumer; the file says [consumer, operand]."""
+  """In `b = f(a)`, op 0 (a) is the producer and op 1 (b) the consumer; the file says [consumer,
+  operand].
+  """
   module = _module(mk, n=2, edge_index=np.array([[1, 0]]))
   adjacency = records.to_graph_tensor(module).edge_sets['operand'].adjacency
   assert adjacency[tfgnn.SOURCE].numpy().tolist() == [0]
@@ -147,7 +204,9 @@ def test_edge_direction(mk):
 def test_records_can_be_batched():
   modules = [_module(_L, c=c, n=n, nc=nc) for c, n, nc in ((2, 3, 1), (5, 1, 0), (0, 4, 4))]
   data = [record.data for module in modules for record in records.encode(module)]
-  graph = tfgnn.parse_example(schema.graph_spec('layout'), tf.constant(data)).merge_batch_to_components()
+  graph = tfgnn.parse_example(
+    schema.graph_spec('layout'), tf.constant(data)
+  ).merge_batch_to_components()
   assert graph.node_sets['op'].sizes.numpy().tolist() == [3, 1, 4]
   assert graph.context['config_runtime'].row_lengths().numpy().tolist() == [2, 5, 0]
   assert graph.edge_sets['configures'].adjacency.target.numpy().tolist() == [0, 4, 5, 6, 7]
@@ -167,6 +226,7 @@ def test_equal_modules_give_equal_bytes(mk, over):
 
 # Varints.
 
+
 def _library_varints(values):
   out = io.BytesIO()
   for value in values:
@@ -179,12 +239,23 @@ def _library_varints(values):
 def test_varints_equal_the_library(values):
   array = np.array(values, np.int64)
   assert records.varints(array) == _library_varints(values)
-  assert tf.train.Int64List(value=values).SerializeToString().endswith(records.varints(array))  # Behind its tag.
+  assert (
+    tf.train.Int64List(value=values).SerializeToString().endswith(records.varints(array))
+  )  # Behind its tag.
 
 
-@pytest.mark.parametrize(('value', 'data'), [
-    (0, b'\x00'), (127, b'\x7f'), (128, b'\x80\x01'), (300, b'\xac\x02'), (-1, b'\xff' * 9 + b'\x01'),
-    (2**63 - 1, b'\xff' * 8 + b'\x7f'), (-(2**63), b'\x80' * 9 + b'\x01')])
+@pytest.mark.parametrize(
+  ('value', 'data'),
+  [
+    (0, b'\x00'),
+    (127, b'\x7f'),
+    (128, b'\x80\x01'),
+    (300, b'\xac\x02'),
+    (-1, b'\xff' * 9 + b'\x01'),
+    (2**63 - 1, b'\xff' * 8 + b'\x7f'),
+    (-(2**63), b'\x80' * 9 + b'\x01'),
+  ],
+)
 def test_varint_table(value, data):
   assert records.varints(np.array([value])) == data
 
@@ -197,6 +268,7 @@ def test_varints_of_a_column():
 
 # Splitting.
 
+
 def _encode(module, **options):
   return list(records.encode(module, records.RecordOptions(**options)))
 
@@ -206,9 +278,19 @@ def _ids(record):
 
 
 @pytest.mark.parametrize('mk', [_T, _L])
-@pytest.mark.parametrize(('c', 'max_configs', 'sizes'), [
-    (6, 6, [6]), (6, 7, [6]), (7, 6, [4, 3]), (7, 3, [3, 2, 2]), (5, 1, [1] * 5), (1, 1, [1]), (0, 1, [0]),
-    (100, 33, [25] * 4)])
+@pytest.mark.parametrize(
+  ('c', 'max_configs', 'sizes'),
+  [
+    (6, 6, [6]),
+    (6, 7, [6]),
+    (7, 6, [4, 3]),
+    (7, 3, [3, 2, 2]),
+    (5, 1, [1] * 5),
+    (1, 1, [1]),
+    (0, 1, [0]),
+    (100, 33, [25] * 4),
+  ],
+)
 def test_each_config_is_in_one_record(mk, c, max_configs, sizes):
   module = _module(mk, c=c)
   parts = _encode(module, max_configs=max_configs)
@@ -288,6 +370,7 @@ def test_graph_too_large(mk):
 def test_seed_and_name_decide_the_shares():
   def shares(name='m', **options):
     return [_ids(part) for part in _encode(_module(_T, name, c=60), max_configs=20, **options)]
+
   assert shares() == shares(seed=0)
   assert len({str(result) for result in (shares(), shares(seed=1), shares('other'))}) == 3
   assert all(ids == sorted(ids) for ids in shares())
@@ -311,7 +394,11 @@ def test_shares_do_not_change():
 def test_senseless_limits(name, value):
   with pytest.raises(errors.InputError, match='limit too small') as caught:
     records.RecordOptions(**{name: value})
-  assert (caught.value.where, caught.value.found, caught.value.expected) == (name, str(value), '>= 1')
+  assert (caught.value.where, caught.value.found, caught.value.expected) == (
+    name,
+    str(value),
+    '>= 1',
+  )
 
 
 def test_options_cannot_change():
@@ -321,7 +408,10 @@ def test_options_cannot_change():
 
 # TFRecord files.
 
-@pytest.mark.parametrize('contents', [[], [b''], [b'hello'], [b'a' * 70000, b'', bytes(range(256))]])
+
+@pytest.mark.parametrize(
+  'contents', [[], [b''], [b'hello'], [b'a' * 70000, b'', bytes(range(256))]]
+)
 def test_tfrecords_equal_tensorflow(contents, tmp_path):
   file = io.BytesIO()
   size, checksum = records.write_tfrecords(file, iter(contents))
@@ -341,8 +431,12 @@ def test_reading_with_another_schema_fails():
 
 def test_encoding_loads_no_tensorflow(tmp_path):
   npz.save(_module(_L), tmp_path / 'm.npz')
-  code = ('import sys; from tpu_graphs.dataset import records; from tpu_graphs.sources import npz; '
-          '[record] = records.encode(npz.load(sys.argv[1])); '
-          'print([name for name in ("tensorflow", "google.protobuf", "apache_beam") if name in sys.modules])')
-  run = subprocess.run([sys.executable, '-c', code, tmp_path / 'm.npz'], check=True, capture_output=True, text=True)
+  code = (
+    'import sys; from tpu_graphs.dataset import records; from tpu_graphs.sources import npz; '
+    '[record] = records.encode(npz.load(sys.argv[1])); '
+    'print([name for name in ("tensorflow", "google.protobuf", "apache_beam") if name in sys.modules])'
+  )
+  run = subprocess.run(
+    [sys.executable, '-c', code, tmp_path / 'm.npz'], check=True, capture_output=True, text=True
+  )
   assert run.stdout == '[]\n'

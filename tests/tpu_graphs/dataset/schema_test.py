@@ -12,19 +12,32 @@ from tpu_graphs.compat import tfgnn
 from tpu_graphs.dataset import schema
 
 _CONTEXT = {
-    'tile': {'module_id': (tf.string, []), 'config_id': (tf.int64, [-1]), 'config_feat': (tf.float32, [-1, 24]),
-             'config_runtime': (tf.int64, [-1]), 'config_runtime_normalizer': (tf.int64, [-1])},
-    'layout': {'module_id': (tf.string, []), 'config_id': (tf.int64, [-1]), 'node_config_feat': (tf.string, []),
-               'config_runtime': (tf.int64, [-1])},
+  'tile': {
+    'module_id': (tf.string, []),
+    'config_id': (tf.int64, [-1]),
+    'config_feat': (tf.float32, [-1, 24]),
+    'config_runtime': (tf.int64, [-1]),
+    'config_runtime_normalizer': (tf.int64, [-1]),
+  },
+  'layout': {
+    'module_id': (tf.string, []),
+    'config_id': (tf.int64, [-1]),
+    'node_config_feat': (tf.string, []),
+    'config_runtime': (tf.int64, [-1]),
+  },
 }
 _OP = {'opcode': (tf.int64, []), 'feat': (tf.float32, [140]), 'computation': (tf.int64, [])}
-_EDGES = {'tile': {'operand': ('op', 'op')},
-          'layout': {'operand': ('op', 'op'), 'configures': ('config_op', 'op')}}
+_EDGES = {
+  'tile': {'operand': ('op', 'op')},
+  'layout': {'operand': ('op', 'op'), 'configures': ('config_op', 'op')},
+}
 
 
 def _features(message):
-  return {name: (tf.as_dtype(feature.dtype), [dim.size for dim in feature.shape.dim])
-          for name, feature in message.features.items()}
+  return {
+    name: (tf.as_dtype(feature.dtype), [dim.size for dim in feature.shape.dim])
+    for name, feature in message.features.items()
+  }
 
 
 @pytest.mark.parametrize('kind', ['tile', 'layout'])
@@ -32,8 +45,12 @@ def test_content(kind):
   proto = schema.graph_schema(kind)
   assert _features(proto.context) == _CONTEXT[kind]
   assert {name: _features(nodes) for name, nodes in proto.node_sets.items()} == {
-      'op': _OP, **({'config_op': {}} if kind == 'layout' else {})}
-  assert {name: (edges.source, edges.target) for name, edges in proto.edge_sets.items()} == _EDGES[kind]
+    'op': _OP,
+    **({'config_op': {}} if kind == 'layout' else {}),
+  }
+  assert {name: (edges.source, edges.target) for name, edges in proto.edge_sets.items()} == _EDGES[
+    kind
+  ]
   assert all(not edges.features for edges in proto.edge_sets.values())
 
 
@@ -46,8 +63,10 @@ def test_text_path_and_proto_are_one(kind):
 
 @pytest.mark.parametrize('kind', ['tile', 'layout'])
 def test_text_states_the_edge_direction(kind):
-  assert 'From an op (SOURCE, the producer) to each op that uses its result (TARGET, the consumer).' in (
-      schema.text(kind))
+  assert (
+    'From an op (SOURCE, the producer) to each op that uses its result (TARGET, the consumer).'
+    in (schema.text(kind))
+  )
 
 
 @pytest.mark.parametrize('kind', ['tile', 'layout'])
@@ -65,7 +84,10 @@ def test_extra_features_are_one_more_feature_of_ops(kind, num_extra):
   assert text_format.Parse(schema.text(kind, num_extra=num_extra), tfgnn.GraphSchema()) == proto
   del proto.node_sets['op'].features['extra_feat']
   assert proto == base
-  assert schema.graph_spec(kind, num_extra=num_extra).node_sets_spec['op']['extra_feat'].shape == [None, num_extra]
+  assert schema.graph_spec(kind, num_extra=num_extra).node_sets_spec['op']['extra_feat'].shape == [
+    None,
+    num_extra,
+  ]
 
 
 @pytest.mark.parametrize('kind', ['tile', 'layout'])
@@ -73,14 +95,23 @@ def test_no_extra_features(kind):
   assert schema.text(kind, num_extra=0) == schema.text(kind)
 
 
-@pytest.mark.parametrize('function', [schema.text, schema.path, schema.graph_schema, schema.graph_spec])
+@pytest.mark.parametrize(
+  'function', [schema.text, schema.path, schema.graph_schema, schema.graph_spec]
+)
 def test_unknown_kind(function):
-  with pytest.raises(errors.InputError, match=r"unknown kind: found '\.\./tile', expected tile or layout"):
+  with pytest.raises(
+    errors.InputError, match=r"unknown kind: found '\.\./tile', expected tile or layout"
+  ):
     function('../tile')
 
 
 def test_import_is_cheap():
-  code = ('import sys; from tpu_graphs.dataset import manifest, records, schema, statistics; '
-          'from tpu_graphs.sources import npz, readers; '
-          'schema.text("tile"); print([m for m in ("tensorflow", "apache_beam", "absl") if m in sys.modules])')
-  assert subprocess.run([sys.executable, '-c', code], check=True, capture_output=True, text=True).stdout == '[]\n'
+  code = (
+    'import sys; from tpu_graphs.dataset import manifest, records, schema, statistics; '
+    'from tpu_graphs.sources import npz, readers; '
+    'schema.text("tile"); print([m for m in ("tensorflow", "apache_beam", "absl") if m in sys.modules])'
+  )
+  assert (
+    subprocess.run([sys.executable, '-c', code], check=True, capture_output=True, text=True).stdout
+    == '[]\n'
+  )

@@ -35,7 +35,13 @@ def _module(kind, seed, **sizes):
 
 
 def _modules(kind):
-  sizes = [{'n': 4, 'c': 6}, {'n': 1, 'c': 1}, {'n': 9, 'c': 3}, {'n': 2, 'c': 0}, {'n': 7, 'c': 20}]
+  sizes = [
+    {'n': 4, 'c': 6},
+    {'n': 1, 'c': 1},
+    {'n': 9, 'c': 3},
+    {'n': 2, 'c': 0},
+    {'n': 7, 'c': 20},
+  ]
   own = {'nc': 1} if kind == 'layout' else {}
   return [_module(kind, seed, **size, **own) for seed, size in enumerate(sizes)]
 
@@ -48,7 +54,9 @@ def _assert_naive(moments, rows):
   scale = np.abs(rows).max(axis=0)
   np.testing.assert_array_less(np.abs(moments.mean - rows.mean(axis=0)), 1e-12 * scale + 1e-300)
   # A deviation far below the values themselves is lost in their rounding.
-  np.testing.assert_array_less(np.abs(moments.std - rows.std(axis=0)), 1e-9 * rows.std(axis=0) + 1e-12 * scale + 1e-300)
+  np.testing.assert_array_less(
+    np.abs(moments.std - rows.std(axis=0)), 1e-9 * rows.std(axis=0) + 1e-12 * scale + 1e-300
+  )
 
 
 def _assert_close(one, other, scale):
@@ -56,12 +64,16 @@ def _assert_close(one, other, scale):
   np.testing.assert_array_equal(one.min, other.min)
   np.testing.assert_array_equal(one.max, other.max)
   for name in ('mean', 'std'):
-    np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-9, atol=1e-12 * scale)
+    np.testing.assert_allclose(
+      getattr(one, name), getattr(other, name), rtol=1e-9, atol=1e-12 * scale
+    )
 
 
 def test_signed_log():
   x = np.array([-3e9, -1, -0.0, 0, 1, 3e9], np.float32)
-  np.testing.assert_allclose(features.signed_log(x), [-np.log1p(3e9), -np.log(2), 0, 0, np.log(2), np.log1p(3e9)])
+  np.testing.assert_allclose(
+    features.signed_log(x), [-np.log1p(3e9), -np.log(2), 0, 0, np.log(2), np.log1p(3e9)]
+  )
   assert features.signed_log(x).dtype == np.float64
 
 
@@ -79,14 +91,16 @@ def test_moments_equal_numpy(rows):
 
 
 @_SETTINGS
-@hypothesis.given(parts=st.lists(_ROWS, min_size=1, max_size=5).filter(lambda parts: any(map(len, parts))),
-                  data=st.data())
+@hypothesis.given(
+  parts=st.lists(_ROWS, min_size=1, max_size=5).filter(lambda parts: any(map(len, parts))),
+  data=st.data(),
+)
 def test_merging_in_any_grouping_and_order(parts, data):
   rows = np.concatenate(parts)
   moments = [statistics.Moments.of(part) for part in data.draw(st.permutations(parts))]
   while len(moments) > 1:
     i = data.draw(st.integers(0, len(moments) - 2))
-    moments[i:i + 2] = [moments[i].merge(moments[i + 1])]
+    moments[i : i + 2] = [moments[i].merge(moments[i + 1])]
   _assert_naive(moments[0], rows)
 
 
@@ -102,11 +116,18 @@ def test_no_rows():
 
 
 @_SETTINGS
-@hypothesis.given(values=hnp.arrays(np.int8, st.tuples(st.integers(0, 4), st.integers(0, 3), st.just(18))))
+@hypothesis.given(
+  values=hnp.arrays(np.int8, st.tuples(st.integers(0, 4), st.integers(0, 3), st.just(18)))
+)
 def test_counting_of_int8_equals_the_generic_way(values):
   module = _module('layout', 0, n=4, c=values.shape[0], nc=0)
-  module = module_lib.Module(**{**vars(module), 'node_config_ids': np.zeros(values.shape[1], int),
-                                'node_config_feat': values})
+  module = module_lib.Module(
+    **{
+      **vars(module),
+      'node_config_ids': np.zeros(values.shape[1], int),
+      'node_config_feat': values,
+    }
+  )
   found = statistics.Statistics.of(module)
   rows = values.reshape(-1, 18)
   _assert_close(found.plain['node_config_feat'], statistics.Moments.of(rows), 128)
@@ -121,7 +142,9 @@ def test_statistics_equal_numpy_on_all_rows(kind):
   if kind == 'tile':
     rows['config_feat'] = np.concatenate([module.config_feat for module in modules])
   else:
-    rows['node_config_feat'] = np.concatenate([module.node_config_feat.reshape(-1, 18) for module in modules])
+    rows['node_config_feat'] = np.concatenate(
+      [module.node_config_feat.reshape(-1, 18) for module in modules]
+    )
   assert set(total.plain) == set(total.log) == set(rows)
   for name, values in rows.items():
     values = values.astype(np.float64)
@@ -139,7 +162,9 @@ def test_statistics_merge_in_any_grouping(kind):
   one = functools.reduce(lambda x, y: x.merge(y), [a, b, c, d, e])
   for other in (a.merge(b.merge(c.merge(d.merge(e)))), e.merge(d).merge(b.merge(a)).merge(c)):
     for name, moments in one.plain.items():
-      _assert_close(other.plain[name], moments, np.maximum(np.abs(moments.min), np.abs(moments.max)).max())
+      _assert_close(
+        other.plain[name], moments, np.maximum(np.abs(moments.min), np.abs(moments.max)).max()
+      )
       _assert_close(other.log[name], one.log[name], 30)
   assert statistics.merge_all([a, b, c, d, e]).to_json() == one.to_json()
 
@@ -165,9 +190,13 @@ def test_round_trip_through_json(kind):
     assert {'min', 'max', 'mean', 'std'} <= set(content['features'][name])
 
 
-@pytest.mark.parametrize(('kind', 'feature', 'size'), [('tile', 'config_feat', 24), ('layout', 'node_config_feat', 18)])
+@pytest.mark.parametrize(
+  ('kind', 'feature', 'size'), [('tile', 'config_feat', 24), ('layout', 'node_config_feat', 18)]
+)
 def test_no_configs_are_all_constant_and_finite(kind, feature, size):
-  content = json.loads(json.dumps(statistics.Statistics.of(_module(kind, 0, c=0)).to_json(), allow_nan=False))
+  content = json.loads(
+    json.dumps(statistics.Statistics.of(_module(kind, 0, c=0)).to_json(), allow_nan=False)
+  )
   columns = statistics.parse(content)[feature]
   assert (columns.count, columns.constant.all()) == (0, True)
   assert columns.log_mean.tolist() == columns.log_std.tolist() == [0] * size
@@ -179,8 +208,12 @@ def test_no_train_modules():
 
 def test_extra_features():
   extra_feat = np.array([[1, 7, -1e30], [3, 7, 0], [3, 7, 5], [5, 7, 1e30]], np.float32)
-  parts = [statistics.Statistics.of(dataclasses.replace(_module('tile', seed), extra_feat=extra_feat + shift))
-           for seed, shift in ((0, 0), (1, np.float32([2, 0, 0])))]
+  parts = [
+    statistics.Statistics.of(
+      dataclasses.replace(_module('tile', seed), extra_feat=extra_feat + shift)
+    )
+    for seed, shift in ((0, 0), (1, np.float32([2, 0, 0])))
+  ]
   content = json.loads(json.dumps(statistics.merge_all(parts).to_json(), allow_nan=False))
   columns = statistics.parse(content, num_extra=3)['extra_feat']
   both = np.concatenate([extra_feat, extra_feat + np.float32([2, 0, 0])]).astype(np.float64)
@@ -199,18 +232,24 @@ def test_other_number_of_extra_features(found, expected):
   assert statistics.parse(statistics.Statistics({}, {}).to_json(), num_extra=expected) == {}
 
 
-@pytest.mark.parametrize('content', [{}, {'format_version': 2, 'features': {}}, {'format_version': '1'}])
+@pytest.mark.parametrize(
+  'content', [{}, {'format_version': 2, 'features': {}}, {'format_version': '1'}]
+)
 def test_other_version(content):
   with pytest.raises(errors.InputError, match='statistics of another format') as caught:
     statistics.parse(content)
   assert (caught.value.where, caught.value.expected) == ('format_version', '1')
 
 
-@pytest.mark.parametrize('damage', [
-    lambda content: content.pop('features'), lambda content: content['features']['feat'].pop('log'),
+@pytest.mark.parametrize(
+  'damage',
+  [
+    lambda content: content.pop('features'),
+    lambda content: content['features']['feat'].pop('log'),
     lambda content: content['features']['feat'].update(constant=[140]),
     lambda content: content['features']['feat']['log'].update(mean=['x']),
-])
+  ],
+)
 def test_damaged_statistics_are_refused(damage):
   content = statistics.Statistics.of(_module('tile', 0)).to_json()
   damage(content)

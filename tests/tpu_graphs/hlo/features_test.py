@@ -1,4 +1,6 @@
-"""Node features, edges and segments of random instructions, against a straightforward re-implementation."""
+"""Node features, edges and segments of random instructions, against a straightforward
+re-implementation.
+"""
 
 from hypothesis import given
 from hypothesis import settings
@@ -25,7 +27,9 @@ def _float32(value):
   """The float32 nearest to an int, ties to the even mantissa, by exact comparison of integers."""
   guess = np.float32(value)
   near = [np.nextafter(guess, np.float32(-np.inf)), guess, np.nextafter(guess, np.float32(np.inf))]
-  return min(near, key=lambda f: (abs(int(f) - value) if f == int(f) else np.inf, int(f.view(np.uint32)) & 1))
+  return min(
+    near, key=lambda f: (abs(int(f) - value) if f == int(f) else np.inf, int(f.view(np.uint32)) & 1)
+  )
 
 
 def _several(values, width):
@@ -60,13 +64,18 @@ def _naive_node_feat(instruction, root_id):
     row += _several([getattr(dimension, name) for dimension in instruction.slice_dimensions], 2)
   row += _several(instruction.dynamic_slice_sizes, 2)
   for name in ('edge_padding_low', 'edge_padding_high'):
-    row += _several([getattr(dimension, name) for dimension in instruction.padding_config.dimensions], 2)
+    row += _several(
+      [getattr(dimension, name) for dimension in instruction.padding_config.dimensions], 2
+    )
   row += [int(instruction.is_stable)] + _padded(shape.layout.minor_to_major, 6)
   return [_float32(value) for value in row]
 
 
-_INT = st.one_of(st.integers(-3, 9), st.sampled_from([2**24 + 1, 2**31, 9007199791611905, -2**63, 2**63 - 1]),
-                 st.integers(-2**63, 2**63 - 1))
+_INT = st.one_of(
+  st.integers(-3, 9),
+  st.sampled_from([2**24 + 1, 2**31, 9007199791611905, -(2**63), 2**63 - 1]),
+  st.integers(-(2**63), 2**63 - 1),
+)
 _INTS = st.lists(_INT, max_size=8)
 
 
@@ -83,24 +92,47 @@ def _ints(*names):
   return dict.fromkeys(names, _INT)
 
 
-_SHAPE = _optional(element_type=st.one_of(st.integers(0, 30), st.just(-1)), dimensions=_INTS,
-                   tuple_shapes=st.lists(_optional(dimensions=_INTS), max_size=3),
-                   layout=_optional(minor_to_major=_INTS))
-_WINDOW = _optional(dimensions=_messages(
+_SHAPE = _optional(
+  element_type=st.one_of(st.integers(0, 30), st.just(-1)),
+  dimensions=_INTS,
+  tuple_shapes=st.lists(_optional(dimensions=_INTS), max_size=3),
+  layout=_optional(minor_to_major=_INTS),
+)
+_WINDOW = _optional(
+  dimensions=_messages(
     **_ints('size', 'stride', 'padding_low', 'padding_high', 'window_dilation', 'base_dilation'),
-    window_reversal=st.booleans()))
+    window_reversal=st.booleans(),
+  )
+)
 _CONVOLUTION = _optional(
-    **_ints('input_batch_dimension', 'input_feature_dimension', 'kernel_input_feature_dimension',
-            'kernel_output_feature_dimension', 'output_batch_dimension', 'output_feature_dimension'),
-    input_spatial_dimensions=_INTS, kernel_spatial_dimensions=_INTS)
+  **_ints(
+    'input_batch_dimension',
+    'input_feature_dimension',
+    'kernel_input_feature_dimension',
+    'kernel_output_feature_dimension',
+    'output_batch_dimension',
+    'output_feature_dimension',
+  ),
+  input_spatial_dimensions=_INTS,
+  kernel_spatial_dimensions=_INTS,
+)
 _INSTRUCTION = _optional(
-    opcode=st.one_of(st.sampled_from(['add', 'fusion', 'trace', 'erf', 'Abs', 'custom-call']), st.text(max_size=3)),
-    shape=_SHAPE, window=_WINDOW, convolution_dimension_numbers=_CONVOLUTION, dimensions=_INTS,
-    slice_dimensions=_messages(**_ints('start', 'stride', 'limit')), dynamic_slice_sizes=_INTS,
-    padding_config=_optional(dimensions=_messages(**_ints('edge_padding_low', 'edge_padding_high'))),
-    is_stable=st.booleans(), **_ints('parameter_number', 'feature_group_count', 'batch_group_count', 'id'))
-_COMPUTATION = _optional(name=st.text(max_size=3), id=_INT, root_id=_INT,
-                         instructions=st.lists(_INSTRUCTION, max_size=4))
+  opcode=st.one_of(
+    st.sampled_from(['add', 'fusion', 'trace', 'erf', 'Abs', 'custom-call']), st.text(max_size=3)
+  ),
+  shape=_SHAPE,
+  window=_WINDOW,
+  convolution_dimension_numbers=_CONVOLUTION,
+  dimensions=_INTS,
+  slice_dimensions=_messages(**_ints('start', 'stride', 'limit')),
+  dynamic_slice_sizes=_INTS,
+  padding_config=_optional(dimensions=_messages(**_ints('edge_padding_low', 'edge_padding_high'))),
+  is_stable=st.booleans(),
+  **_ints('parameter_number', 'feature_group_count', 'batch_group_count', 'id'),
+)
+_COMPUTATION = _optional(
+  name=st.text(max_size=3), id=_INT, root_id=_INT, instructions=st.lists(_INSTRUCTION, max_size=4)
+)
 
 
 def _module(computations):
@@ -108,7 +140,9 @@ def _module(computations):
 
 
 def _read(module):
-  [result] = hlo.from_bytes(protos.ModuleTuningData(module=module).SerializeToString(), kind='layout')
+  [result] = hlo.from_bytes(
+    protos.ModuleTuningData(module=module).SerializeToString(), kind='layout'
+  )
   return result
 
 
@@ -117,17 +151,24 @@ def _read(module):
 def test_features_of_random_instructions(computations):
   module = _module(computations)
   result = _read(module)
-  pairs = [(instruction, computation.root_id) for computation in module.computations
-           for instruction in computation.instructions]
+  pairs = [
+    (instruction, computation.root_id)
+    for computation in module.computations
+    for instruction in computation.instructions
+  ]
   expected = np.array([_naive_node_feat(*pair) for pair in pairs], np.float32).reshape(-1, 140)
   np.testing.assert_array_equal(result.node_feat, expected)
-  assert result.node_opcode.tolist() == [features.opcodes().get(instruction.opcode, 0) for instruction, _ in pairs]
+  assert result.node_opcode.tolist() == [
+    features.opcodes().get(instruction.opcode, 0) for instruction, _ in pairs
+  ]
 
 
 def _naive_edges(module):
   """The sorted edges, or the reason of the error."""
   index, roots, edges = {}, {}, []
-  instructions = [instruction for computation in module.computations for instruction in computation.instructions]
+  instructions = [
+    instruction for computation in module.computations for instruction in computation.instructions
+  ]
   for i, instruction in enumerate(instructions):
     index[instruction.id] = i
   for computation in module.computations:
@@ -148,10 +189,20 @@ def _naive_edges(module):
 
 
 _KEYS = st.integers(-2, 6)
-_LINKED = st.fixed_dictionaries({'id': _KEYS}, optional={
-    'operand_ids': st.lists(_KEYS, max_size=3), 'called_computation_ids': st.lists(st.integers(0, 3), max_size=2)})
-_LINKED_COMPUTATION = st.fixed_dictionaries({
-    'id': st.integers(0, 3), 'root_id': _KEYS, 'instructions': st.lists(_LINKED, min_size=1, max_size=5)})
+_LINKED = st.fixed_dictionaries(
+  {'id': _KEYS},
+  optional={
+    'operand_ids': st.lists(_KEYS, max_size=3),
+    'called_computation_ids': st.lists(st.integers(0, 3), max_size=2),
+  },
+)
+_LINKED_COMPUTATION = st.fixed_dictionaries(
+  {
+    'id': st.integers(0, 3),
+    'root_id': _KEYS,
+    'instructions': st.lists(_LINKED, min_size=1, max_size=5),
+  }
+)
 
 
 @settings(deadline=None, max_examples=400)
@@ -169,11 +220,22 @@ def test_edges_of_random_ids(computations):
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(['main', 'while', 'a_cond.1', 'secondary', 'cluster_0', 'While', 'c o n d']),
-                          st.integers(0, 3)), max_size=6))
+@given(
+  st.lists(
+    st.tuples(
+      st.sampled_from(['main', 'while', 'a_cond.1', 'secondary', 'cluster_0', 'While', 'c o n d']),
+      st.integers(0, 3),
+    ),
+    max_size=6,
+  )
+)
 def test_segments(computations):
-  module = _module([{'name': name, 'instructions': [{'id': i * 10 + k} for k in range(size)]}
-                    for i, (name, size) in enumerate(computations)])
+  module = _module(
+    [
+      {'name': name, 'instructions': [{'id': i * 10 + k} for k in range(size)]}
+      for i, (name, size) in enumerate(computations)
+    ]
+  )
   splits, count = [0], 0
   for name, size in computations:
     count += size
@@ -183,20 +245,31 @@ def test_segments(computations):
     splits.append(count)
   result = _read(module)
   assert result.node_splits.tolist() == splits
-  assert result.computation.tolist() == [i for i, (_, size) in enumerate(computations) for _ in range(size)]
+  assert result.computation.tolist() == [
+    i for i, (_, size) in enumerate(computations) for _ in range(size)
+  ]
 
 
-@pytest.mark.parametrize(('dimensions', 'product', 'total'), [
+@pytest.mark.parametrize(
+  ('dimensions', 'product', 'total'),
+  [
     ([], 1, 0),
     ([0], 0, 0),
     ([2**31, 2**31, 2**3, 5], 0, 2**32),  # 5 * 2^65 wraps to 0; 2^32 + 13 is no float32.
-    ([2**62, 2], np.float32(-2.0**63), np.float32(2.0**62)),
-    ([9007199791611905], 9007200328482816, 9007200328482816),  # By way of float64: 9007199254740992.
+    ([2**62, 2], np.float32(-(2.0**63)), np.float32(2.0**62)),
+    (
+      [9007199791611905],
+      9007200328482816,
+      9007200328482816,
+    ),  # By way of float64: 9007199254740992.
     ([16777217], 16777216, 16777216),
     ([1, 2, 3, 4, 5, 6, 7, 8], 40320, 36),  # Beyond the six that have a column.
-])
+  ],
+)
 def test_worked_sums_and_products(dimensions, product, total):
-  result = _read(_module([{'instructions': [{'opcode': 'add', 'shape': {'dimensions': dimensions}}]}]))
+  result = _read(
+    _module([{'instructions': [{'opcode': 'add', 'shape': {'dimensions': dimensions}}]}])
+  )
   names = features.node_feature_names()
   row = dict(zip(names, result.node_feat[0].tolist(), strict=True))
   assert row['shape_dimensions_product'] == product
@@ -204,10 +277,17 @@ def test_worked_sums_and_products(dimensions, product, total):
 
 
 def test_an_op_without_any_field():
-  row = dict(zip(features.node_feature_names(), _read(_module([{'instructions': [{'id': 1}]}])).node_feat[0].tolist(),
-                 strict=True))
+  row = dict(
+    zip(
+      features.node_feature_names(),
+      _read(_module([{'instructions': [{'id': 1}]}])).node_feat[0].tolist(),
+      strict=True,
+    )
+  )
   ones = {name for name, value in row.items() if value == 1}
-  assert ones == {'shape_element_type_is_invalid_type'} | {name for name in row if name.endswith('_product')}
+  assert ones == {'shape_element_type_is_invalid_type'} | {
+    name for name in row if name.endswith('_product')
+  }
   assert len(ones) == 14
   assert set(row.values()) == {0, 1}
 
@@ -219,12 +299,16 @@ def _refused(computations):
 
 
 def test_errors_name_the_instruction():
-  unnamed = {'instructions': [{'id': 4, 'opcode': 'add'}, {'id': 5, 'opcode': 'add', 'operand_ids': [4, 99]}]}
+  unnamed = {
+    'instructions': [{'id': 4, 'opcode': 'add'}, {'id': 5, 'opcode': 'add', 'operand_ids': [4, 99]}]
+  }
   error = _refused([unnamed])
   assert (error.reason, error.found) == ('unknown operand id', 'id 99')
   assert "computation '', instruction '' (index 1, id 5)" in error.where
   caller = {'id': 7, 'opcode': 'call', 'name': 'é', 'called_computation_ids': [3]}
-  error = _refused([unnamed | {'id': 1, 'instructions': []}, {'name': 'main', 'id': 2, 'instructions': [caller]}])
+  error = _refused(
+    [unnamed | {'id': 1, 'instructions': []}, {'name': 'main', 'id': 2, 'instructions': [caller]}]
+  )
   assert (error.reason, error.found) == ('unknown computation id', 'id 3')
   assert "computation 'main', instruction 'é' (index 0, id 7)" in error.where
   error = _refused([{'id': 3, 'root_id': 50}, {'name': 'main', 'id': 2, 'instructions': [caller]}])
@@ -234,4 +318,6 @@ def test_errors_name_the_instruction():
 
 
 def test_a_root_that_nobody_calls_may_be_missing():
-  assert _read(_module([{'root_id': 50, 'instructions': [{'id': 1, 'opcode': 'add'}]}])).num_ops == 1
+  assert (
+    _read(_module([{'root_id': 50, 'instructions': [{'id': 1, 'opcode': 'add'}]}])).num_ops == 1
+  )

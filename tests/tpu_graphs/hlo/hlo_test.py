@@ -15,8 +15,17 @@ from tpu_graphs.hlo import protos
 
 pytestmark = pytest.mark.usefixtures('each_implementation')
 
-_ARRAYS = ('node_opcode', 'node_feat', 'edge_index', 'node_splits', 'node_config_ids', 'node_config_feat',
-           'config_feat', 'config_runtime', 'config_runtime_normalizers')
+_ARRAYS = (
+  'node_opcode',
+  'node_feat',
+  'edge_index',
+  'node_splits',
+  'node_config_ids',
+  'node_config_feat',
+  'config_feat',
+  'config_runtime',
+  'config_runtime_normalizers',
+)
 _MODULES = sorted(path.stem for path in (testing.GOLDEN / 'modules').glob('*.npz'))
 _CORNERS = ('dup_called', 'empty', 'features', 'graph', 'single')
 
@@ -27,7 +36,8 @@ def _assert_golden(module, npz_path):
     for name in golden.files:
       array = getattr(module, name)
       assert array.shape == golden[name].shape, name
-      # `node_feat` and `config_feat` hold no NaN, so equal values are equal bits but for the sign of zero.
+      # `node_feat` and `config_feat` hold no NaN, so equal values are equal bits but for the sign
+      # of zero.
       np.testing.assert_array_equal(array, golden[name], err_msg=name)
       assert not np.signbit(array[array == 0]).any(), name
 
@@ -59,14 +69,27 @@ def test_tile_corner_cases(kind):
   for i, module in enumerate(extraction.modules):
     _assert_golden(module, testing.GOLDEN / 'corner' / f'tile_sel_{i}.npz')
   assert extraction.skipped == {
-      hlo.SKIPPED_FEW_RUNS: 1, hlo.SKIPPED_WITHOUT_HLO: 1, hlo.SKIPPED_WITHOUT_TILES: 1}
+    hlo.SKIPPED_FEW_RUNS: 1,
+    hlo.SKIPPED_WITHOUT_HLO: 1,
+    hlo.SKIPPED_WITHOUT_TILES: 1,
+  }
   assert extraction.modules[0].dropped_runs == {
-      hlo.RUN_FAILED: 1, hlo.RUN_WITHOUT_PROFILE: 1, hlo.RUN_TOO_SHORT: 1}
+    hlo.RUN_FAILED: 1,
+    hlo.RUN_WITHOUT_PROFILE: 1,
+    hlo.RUN_TOO_SHORT: 1,
+  }
 
 
-@pytest.mark.parametrize(('stem', 'reason'), [
-    ('self_edge', 'refers to itself'), ('missing_operand', 'unknown operand id'),
-    ('layout_zero_time', 'without a time'), ('layout_4tensors', 'too many tensors'), ('tile_nodefault', 'no default')])
+@pytest.mark.parametrize(
+  ('stem', 'reason'),
+  [
+    ('self_edge', 'refers to itself'),
+    ('missing_operand', 'unknown operand id'),
+    ('layout_zero_time', 'without a time'),
+    ('layout_4tensors', 'too many tensors'),
+    ('tile_nodefault', 'no default'),
+  ],
+)
 def test_refused_corner_case(stem, reason):
   path = testing.GOLDEN / 'corner' / f'{stem}.pb'
   with pytest.raises(errors.InputError, match=reason) as caught:
@@ -79,15 +102,27 @@ def test_refused_corner_case(stem, reason):
 
 def test_every_corner_case_is_tested():
   stems = {path.stem for path in (testing.GOLDEN / 'corner').glob('*.pb')}
-  assert stems == {*_CORNERS, 'tile_sel', 'self_edge', 'missing_operand', 'layout_zero_time', 'layout_4tensors',
-                   'tile_nodefault'}
+  assert stems == {
+    *_CORNERS,
+    'tile_sel',
+    'self_edge',
+    'missing_operand',
+    'layout_zero_time',
+    'layout_4tensors',
+    'tile_nodefault',
+  }
 
 
 @testing.needs_shared
 def test_published_layout_file():
   [module] = hlo.from_file(testing.SHARED / 'data' / 'module_tuning_data_layout.pb', kind='layout')
   _assert_golden(module, testing.SHARED / 'golden' / 'layout.npz')
-  assert (module.num_ops, module.num_edges, module.num_config_ops, module.num_configs) == (3163, 5112, 62, 112)
+  assert (module.num_ops, module.num_edges, module.num_config_ops, module.num_configs) == (
+    3163,
+    5112,
+    62,
+    112,
+  )
   assert module.dropped_runs == {hlo.RUN_FAILED: 10}
   assert module.config_id[-1] < 122  # Positions count the dropped runs, too.
   assert module.module_id == f'main__.10904_{1647297092728839203:016x}'
@@ -99,7 +134,11 @@ def test_published_tile_file():
   modules = extraction.modules
   for i in range(10):
     _assert_golden(modules[i], testing.SHARED / 'golden' / f'tile_{i}.npz')
-  assert (len(modules), sum(module.num_configs for module in modules), extraction.skipped) == (15, 752, {})
+  assert (len(modules), sum(module.num_configs for module in modules), extraction.skipped) == (
+    15,
+    752,
+    {},
+  )
   assert [sum(module.dropped_runs.values()) for module in modules] == [0, 2] + [0] * 13
   assert len({module.module_id for module in modules}) == 15
 
@@ -128,18 +167,28 @@ def _program(name='main'):
 @pytest.mark.parametrize('kind', ['layout', None])
 def test_program_without_runs(kind):
   program = _program('日本')
-  files = [program.SerializeToString(), protos.HloProto(hlo_module=program).SerializeToString(),
-           protos.ModuleTuningData(module=program).SerializeToString()]
+  files = [
+    program.SerializeToString(),
+    protos.HloProto(hlo_module=program).SerializeToString(),
+    protos.ModuleTuningData(module=program).SerializeToString(),
+  ]
   ids = []
   for data in files:
     [module] = hlo.from_bytes(data, kind=kind)
-    assert (module.num_ops, module.num_configs, module.num_config_ops, module.is_measured) == (2, 0, 0, False)
+    assert (module.num_ops, module.num_configs, module.num_config_ops, module.is_measured) == (
+      2,
+      0,
+      0,
+      False,
+    )
     np.testing.assert_array_equal(module.edge_index, [[1, 0]])
     ids.append(module.module_id)
   assert ids[1] == ids[2]  # The same bytes.
   assert ids[0] != ids[1]
   assert '日本_0000000000000000' not in ids  # No fingerprint: a digest takes its place.
-  assert all(len(module_id) == len('日本_') + 16 and module_id.startswith('日本_') for module_id in ids)
+  assert all(
+    len(module_id) == len('日本_') + 16 and module_id.startswith('日本_') for module_id in ids
+  )
   [changed] = hlo.from_bytes(files[0] + files[0], kind=kind)
   assert changed.module_id not in ids
 
@@ -200,4 +249,6 @@ for name in ('xla.HloModuleProto', 'tpu_graphs.hlo.HloModuleProto'):
     sys.exit('registered: ' + name)
 """
   path = testing.GOLDEN / 'modules' / 'convnet_train_unopt.pb'
-  subprocess.run([sys.executable, '-c', code, path], check=True, cwd=pathlib.Path(__file__).parents[3])
+  subprocess.run(
+    [sys.executable, '-c', code, path], check=True, cwd=pathlib.Path(__file__).parents[3]
+  )

@@ -1,4 +1,6 @@
-"""The native extension and its Python twin give the same for any bytes: sound, damaged and hostile messages."""
+"""The native extension and its Python twin give the same for any bytes: sound, damaged and
+hostile messages.
+"""
 
 import logging
 import pathlib
@@ -27,18 +29,24 @@ _FILES = sorted(testing.GOLDEN.glob('*/*.pb'))
 
 
 def _outcome(call, *args):
-  """What a call gives, in a form that can be compared: arrays are equal in shape, dtype and every bit."""
+  """What a call gives, in a form that can be compared: arrays are equal in shape, dtype and
+  every bit.
+  """
   try:
     result = call(*args)
   except errors.InputError as error:
     return error.to_dict()
   arrays = vars(result) if hasattr(result, 'node_feat') else {'': result}
-  return {name: (value.shape, value.dtype, value.tobytes()) if isinstance(value, np.ndarray) else value
-          for name, value in arrays.items()}
+  return {
+    name: (value.shape, value.dtype, value.tobytes()) if isinstance(value, np.ndarray) else value
+    for name, value in arrays.items()
+  }
 
 
 def assert_same(data: bytes) -> int:
-  """Compares all that the two implementations tell of `data`; returns as how many types it parses."""
+  """Compares all that the two implementations tell of `data`; returns as how many types it
+  parses.
+  """
   parsed = 0
   for name in _TYPES:
     ours, theirs = native.parse(name, data), twin.parse(name, data)
@@ -62,7 +70,9 @@ def _assert_same_tuning(ours, theirs):
     a, b = getattr(ours, name), getattr(theirs, name)
     assert a.dtype == b.dtype
     np.testing.assert_array_equal(a, b)
-  assert protos.HloModuleProto.FromString(ours.hlo()) == protos.HloModuleProto.FromString(theirs.hlo())
+  assert protos.HloModuleProto.FromString(ours.hlo()) == protos.HloModuleProto.FromString(
+    theirs.hlo()
+  )
   for padding in (0, -1):
     assert _outcome(ours.graph, padding) == _outcome(theirs.graph, padding)
   for i in {0, ours.num_ops // 2, ours.num_ops - 1} & set(range(ours.num_ops)):
@@ -84,13 +94,16 @@ def _delimited(body):
   return _varint(len(body)) + body
 
 
-_NUMBERS = st.one_of(st.integers(0, 9), st.sampled_from([2**24 + 1, 2**31, 2**32 - 1, 2**53 + 1, 2**63, 2**64 - 1]),
-                     st.integers(0, 2**64 - 1))
+_NUMBERS = st.one_of(
+  st.integers(0, 9),
+  st.sampled_from([2**24 + 1, 2**31, 2**32 - 1, 2**53 + 1, 2**63, 2**64 - 1]),
+  st.integers(0, 2**64 - 1),
+)
 _VALUES = {
-    0: _NUMBERS.map(_varint) | st.just(b'\x80' * 9 + b'\x7f'),
-    1: st.integers(0, 2**64 - 1).map(lambda value: struct.pack('<Q', value)),
-    2: st.binary(max_size=6).map(_delimited),
-    5: st.integers(0, 2**32 - 1).map(lambda value: struct.pack('<I', value)),
+  0: _NUMBERS.map(_varint) | st.just(b'\x80' * 9 + b'\x7f'),
+  1: st.integers(0, 2**64 - 1).map(lambda value: struct.pack('<Q', value)),
+  2: st.binary(max_size=6).map(_delimited),
+  5: st.integers(0, 2**32 - 1).map(lambda value: struct.pack('<I', value)),
 }
 _NUMBERS_UNKNOWN = st.sampled_from([7, 19, 31, 59, 1000, 2**29 - 1])
 
@@ -107,14 +120,18 @@ def _unknown(draw, depth=0):
 
 
 _OPCODES = st.sampled_from(['add', 'fusion', 'erf', 'while', '', 'Abs'])
-_NAMES = st.one_of(st.sampled_from(['main', 'while.1', 'cond', 'a_cluster', '']), st.text(max_size=4))
+_NAMES = st.one_of(
+  st.sampled_from(['main', 'while.1', 'cond', 'a_cluster', '']), st.text(max_size=4)
+)
 _KEYS = st.integers(0, 4).map(_varint)
 _IDS = frozenset(['id', 'root_id', 'operand_ids', 'called_computation_ids'])
 
 
 @st.composite
 def _message(draw, descriptor, depth=0):
-  """The bytes of a message: fields in any order, some of them twice, packed or not, of wrong types, or unknown."""
+  """The bytes of a message: fields in any order, some of them twice, packed or not, of wrong
+  types, or unknown.
+  """
   parts = []
   fields = [field for field in descriptor.fields if field.message_type is None or depth < 8]
   for field in draw(st.lists(st.sampled_from(fields), max_size=6)) if fields else []:
@@ -151,27 +168,41 @@ def test_random_messages(data):
 
 
 @settings(deadline=None, max_examples=80)
-@given(st.lists(_message(protos.HloModuleProto.DESCRIPTOR.fields_by_name['computations'].message_type), max_size=4))
+@given(
+  st.lists(
+    _message(protos.HloModuleProto.DESCRIPTOR.fields_by_name['computations'].message_type),
+    max_size=4,
+  )
+)
 def test_random_computations(computations):
   assert assert_same(b''.join(_field(3, 2, _delimited(one)) for one in computations)) > 0
 
 
 @settings(deadline=None, max_examples=80)
-@given(st.lists(_message(protos.ModuleTuningData.DESCRIPTOR.fields_by_name['runs'].message_type), max_size=4),
-       st.integers(0, 3))
+@given(
+  st.lists(
+    _message(protos.ModuleTuningData.DESCRIPTOR.fields_by_name['runs'].message_type), max_size=4
+  ),
+  st.integers(0, 3),
+)
 def test_random_runs(runs, num_nodes):
-  assert_same(b''.join([_field(3, 2, _delimited(one)) for one in runs] + [_field(4, 0, b'\x00')] * num_nodes))
+  assert_same(
+    b''.join([_field(3, 2, _delimited(one)) for one in runs] + [_field(4, 0, b'\x00')] * num_nodes)
+  )
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.sampled_from([path for path in _FILES if path.stat().st_size < 2000]),
-       st.lists(st.tuples(st.integers(0), st.integers(0, 255)), max_size=4), st.integers(0))
+@given(
+  st.sampled_from([path for path in _FILES if path.stat().st_size < 2000]),
+  st.lists(st.tuples(st.integers(0), st.integers(0, 255)), max_size=4),
+  st.integers(0),
+)
 def test_damaged_files(path, changes, end):
   data = bytearray(path.read_bytes())
   for place, byte in changes:
     data[place % len(data)] = byte
   assert_same(bytes(data))
-  assert_same(bytes(data[:end % len(data)]))
+  assert_same(bytes(data[: end % len(data)]))
 
 
 @pytest.mark.parametrize('path', _FILES, ids=lambda path: path.stem)
@@ -182,19 +213,44 @@ def test_golden_files(path):
 @testing.needs_shared
 def test_real_files():
   data = testing.SHARED / 'data'
-  paths = [data / 'op_tuning_data.pb', data / 'module_tuning_data_layout.pb', *sorted((data / 'hlo').glob('*.pb'))]
+  paths = [
+    data / 'op_tuning_data.pb',
+    data / 'module_tuning_data_layout.pb',
+    *sorted((data / 'hlo').glob('*.pb')),
+  ]
   assert len(paths) > 4
   for path in paths:
     assert assert_same(path.read_bytes()) > 0
 
 
-@pytest.mark.parametrize('bad', [
-    b'\x80', b'\xff' * 11, b'\x0a\xff\xff\xff\xff\x0f', b'\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01', b'\x00\x00',
-    b'\x06', b'\x07\x01', b'\x0c', b'\x0b', b'\x0b\x14', b'\x03\x04', b'\x0d\x01', b'\x09\x01',
+@pytest.mark.parametrize(
+  'bad',
+  [
+    b'\x80',
+    b'\xff' * 11,
+    b'\x0a\xff\xff\xff\xff\x0f',
+    b'\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01',
+    b'\x00\x00',
+    b'\x06',
+    b'\x07\x01',
+    b'\x0c',
+    b'\x0b',
+    b'\x0b\x14',
+    b'\x03\x04',
+    b'\x0d\x01',
+    b'\x09\x01',
     b'\x80\x80\x80\x80\x10\x01',
-    b'\x8a\x80\x80\x80\x80\x00\x00', b'\x8a\x80\x80\x80\x00\x00', b'\xfa\xff\xff\xff\x0f\x00', b'\x0a\x01',
-    b'\x1a\x02\x12\x05', b'\x22\x01\x80', b'\x22\x0b' + b'\x80' * 11, b'\x22\x0a' + b'\xff' * 9 + b'\x7f'],
-    ids=lambda bad: bad.hex())
+    b'\x8a\x80\x80\x80\x80\x00\x00',
+    b'\x8a\x80\x80\x80\x00\x00',
+    b'\xfa\xff\xff\xff\x0f\x00',
+    b'\x0a\x01',
+    b'\x1a\x02\x12\x05',
+    b'\x22\x01\x80',
+    b'\x22\x0b' + b'\x80' * 11,
+    b'\x22\x0a' + b'\xff' * 9 + b'\x7f',
+  ],
+  ids=lambda bad: bad.hex(),
+)
 def test_malformed_fields(bad):
   assert_same(bad)
   assert_same(b'\x0a' + _delimited(bad))
@@ -207,7 +263,9 @@ def test_depth_of_messages_and_groups(field, depth):
   shape = b''
   for _ in range(depth):
     shape = _field(4, 2, _delimited(shape))
-  groups = b''.join(_field(9, 3, b'') for _ in range(depth)) + b''.join(_field(9, 4, b'') for _ in range(depth))
+  groups = b''.join(_field(9, 3, b'') for _ in range(depth)) + b''.join(
+    _field(9, 4, b'') for _ in range(depth)
+  )
   for inner in (shape, groups):
     instruction = _field(2, 2, _delimited(b'add')) + _field(3, 2, _delimited(inner))
     assert_same(_field(3, 2, _delimited(_field(2, 2, _delimited(instruction)))))
@@ -216,9 +274,11 @@ def test_depth_of_messages_and_groups(field, depth):
 
 
 def test_float32_is_rounded_once():
-  values = [9007199791611905, 2**24 + 1, 2**63 - 1, -2**63, -(2**53) - 1, 16777219]
+  values = [9007199791611905, 2**24 + 1, 2**63 - 1, -(2**63), -(2**53) - 1, 16777219]
   module = protos.HloModuleProto(name='m')
-  instruction = module.computations.add(root_id=1).instructions.add(opcode='add', id=1, parameter_number=values[0])
+  instruction = module.computations.add(root_id=1).instructions.add(
+    opcode='add', id=1, parameter_number=values[0]
+  )
   instruction.shape.dimensions.extend(values)
   data = module.SerializeToString()
   assert_same(data)
@@ -237,7 +297,9 @@ def test_memory_is_not_shared_with_the_file():
 
 
 def test_wrong_arguments_of_the_extension_are_python_errors():
-  tuning = native.parse('ModuleTuningData', (testing.GOLDEN / 'corner' / 'graph.pb').read_bytes()).tuning(0)
+  tuning = native.parse(
+    'ModuleTuningData', (testing.GOLDEN / 'corner' / 'graph.pb').read_bytes()
+  ).tuning(0)
   with pytest.raises(IndexError):
     tuning.tile_configs([0])
   with pytest.raises(IndexError):
@@ -251,7 +313,9 @@ def test_environment_chooses_the_implementation(monkeypatch):
   for name in ('native', 'python'):
     code = 'from tpu_graphs import hlo; print(hlo.implementation())'
     monkeypatch.setenv(implementations.VARIABLE, name)
-    result = subprocess.run([sys.executable, '-c', code], check=True, capture_output=True, text=True)
+    result = subprocess.run(
+      [sys.executable, '-c', code], check=True, capture_output=True, text=True
+    )
     assert result.stdout == f'{name}\n'
   monkeypatch.setenv(implementations.VARIABLE, 'rust')
   implementations._active.cache_clear()

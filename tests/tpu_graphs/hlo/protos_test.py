@@ -11,20 +11,33 @@ import pytest
 from tests import testing
 from tpu_graphs.hlo import protos
 
-# Messages that TensorFlow does not have: field name -> number, type, repeated, as in the tuning.proto of the dataset.
+# Messages that TensorFlow does not have: field name -> number, type, repeated, as in the
+# tuning.proto of the dataset.
 _TUNING = {
-    'TuningData': {'modules': (1, 'message', True)},
-    'ModuleTuningData': {'module': (1, 'message', False), 'fingerprint': (2, 'uint64', False),
-                         'runs': (3, 'message', True), 'config_index_to_node': (4, 'uint64', True)},
-    'ConfigProfile': {'op_config': (1, 'message', False), 'module_config': (2, 'message', False),
-                      'error': (3, 'bool', False), 'profile': (4, 'message', False), 'is_default': (5, 'bool', False)},
-    'HloOpConfig': {'tile_size_config': (1, 'message', False)},
-    'TileSizeConfig': {'kernel_bounds': (1, 'int64', True), 'output_bounds': (2, 'int64', True),
-                       'input_bounds': (3, 'int64', True)},
-    'HloModuleConfig': {'layout_config': (1, 'message', False)},
-    'LayoutConfig': {'nodes': (1, 'message', True)},
-    'NodeLayoutConfig': {'tensors': (1, 'message', True)},
-    'TensorLayoutConfig': {'dims': (1, 'int32', True)},
+  'TuningData': {'modules': (1, 'message', True)},
+  'ModuleTuningData': {
+    'module': (1, 'message', False),
+    'fingerprint': (2, 'uint64', False),
+    'runs': (3, 'message', True),
+    'config_index_to_node': (4, 'uint64', True),
+  },
+  'ConfigProfile': {
+    'op_config': (1, 'message', False),
+    'module_config': (2, 'message', False),
+    'error': (3, 'bool', False),
+    'profile': (4, 'message', False),
+    'is_default': (5, 'bool', False),
+  },
+  'HloOpConfig': {'tile_size_config': (1, 'message', False)},
+  'TileSizeConfig': {
+    'kernel_bounds': (1, 'int64', True),
+    'output_bounds': (2, 'int64', True),
+    'input_bounds': (3, 'int64', True),
+  },
+  'HloModuleConfig': {'layout_config': (1, 'message', False)},
+  'LayoutConfig': {'nodes': (1, 'message', True)},
+  'NodeLayoutConfig': {'tensors': (1, 'message', True)},
+  'TensorLayoutConfig': {'dims': (1, 'int32', True)},
 }
 
 
@@ -35,7 +48,10 @@ def _assert_subset(own, full, seen):
   seen.add(own.name)
   for field in own.fields:
     other = full.fields_by_name[field.name]
-    assert (field.number, field.type, field.label) == (other.number, other.type, other.label), (own.name, field.name)
+    assert (field.number, field.type, field.label) == (other.number, other.type, other.label), (
+      own.name,
+      field.name,
+    )
     if field.message_type:
       _assert_subset(field.message_type, other.message_type, seen)
     elif field.enum_type:
@@ -57,10 +73,14 @@ def test_messages_are_those_of_xla():
 @pytest.mark.parametrize('name', _TUNING)
 def test_messages_are_those_of_the_dataset(name):
   message = protos.TuningData.DESCRIPTOR.file.message_types_by_name[name]
-  expected = {field: (number, getattr(descriptor.FieldDescriptor, f'TYPE_{type_name.upper()}'), repeated)
-              for field, (number, type_name, repeated) in _TUNING[name].items()}
-  assert {field.name: (field.number, field.type, field.label == descriptor.FieldDescriptor.LABEL_REPEATED)
-          for field in message.fields} == expected
+  expected = {
+    field: (number, getattr(descriptor.FieldDescriptor, f'TYPE_{type_name.upper()}'), repeated)
+    for field, (number, type_name, repeated) in _TUNING[name].items()
+  }
+  assert {
+    field.name: (field.number, field.type, field.label == descriptor.FieldDescriptor.LABEL_REPEATED)
+    for field in message.fields
+  } == expected
 
 
 def test_tuning_data_of_full_messages():
@@ -68,7 +88,9 @@ def test_tuning_data_of_full_messages():
   hlo_pb2 = pytest.importorskip('tensorflow.compiler.xla.service.hlo_pb2')
   full = hlo_pb2.HloModuleProto(name='m', entry_computation_name='e', id=3)
   computation = full.computations.add(name='c', id=-5, root_id=1 << 40)
-  instruction = computation.instructions.add(name='i', opcode='convolution', id=1 << 40, operand_ids=[1, 2, 1])
+  instruction = computation.instructions.add(
+    name='i', opcode='convolution', id=1 << 40, operand_ids=[1, 2, 1]
+  )
   instruction.shape.element_type = 19  # F8E5M2, which the reduced enum lacks.
   instruction.shape.dimensions.extend([-1, 1 << 62])
   instruction.shape.layout.minor_to_major.extend([1, 0])
@@ -76,7 +98,12 @@ def test_tuning_data_of_full_messages():
   instruction.metadata.op_name = 'ignored'
   reduced = protos.HloModuleProto.FromString(full.SerializeToString())
   [own] = reduced.computations[0].instructions
-  assert (reduced.name, reduced.computations[0].id, own.id, list(own.operand_ids)) == ('m', -5, 1 << 40, [1, 2, 1])
+  assert (reduced.name, reduced.computations[0].id, own.id, list(own.operand_ids)) == (
+    'm',
+    -5,
+    1 << 40,
+    [1, 2, 1],
+  )
   assert (own.shape.element_type, list(own.shape.dimensions)) == (19, [-1, 1 << 62])
   assert own.window.dimensions[0].window_reversal
   assert reduced.SerializeToString(deterministic=True)
@@ -105,6 +132,9 @@ for data in (b'\\n\\x04\\n\\x02\\xff\\xfe', b'\\n\\x7f', bytes(20), b'HloModule 
     continue
   sys.exit(f'accepted: {data!r}')
 """
-  subprocess.run([sys.executable, '-c', code, testing.GOLDEN / 'corner', implementation], check=True,
-                 cwd=pathlib.Path(__file__).parents[3],
-                 env={**os.environ, 'PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION': implementation})
+  subprocess.run(
+    [sys.executable, '-c', code, testing.GOLDEN / 'corner', implementation],
+    check=True,
+    cwd=pathlib.Path(__file__).parents[3],
+    env={**os.environ, 'PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION': implementation},
+  )

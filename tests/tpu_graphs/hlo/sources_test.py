@@ -25,7 +25,10 @@ def _ops(module):
 def _check(module, kind='layout'):
   """What holds for every program: one root per computation, edges within it, no configs."""
   assert (module.kind, module.num_configs, module.num_config_ops) == (kind, 0, 0)
-  assert module.node_feat[:, features.node_feature_names().index('is_root')].sum() == module.computation.max() + 1
+  assert (
+    module.node_feat[:, features.node_feature_names().index('is_root')].sum()
+    == module.computation.max() + 1
+  )
   assert module.num_edges > 0
   assert module.unknown_opcodes == {}
 
@@ -43,9 +46,17 @@ def jax():
 @pytest.fixture(scope='module')
 def model(tf):
   layers = tf.keras.layers
-  return tf.keras.Sequential([
-      layers.Conv2D(8, 3, input_shape=(16, 16, 3)), layers.BatchNormalization(), layers.ReLU(),
-      layers.Conv2D(4, 3, strides=2), layers.MaxPool2D(), layers.Flatten(), layers.Dense(5)])
+  return tf.keras.Sequential(
+    [
+      layers.Conv2D(8, 3, input_shape=(16, 16, 3)),
+      layers.BatchNormalization(),
+      layers.ReLU(),
+      layers.Conv2D(4, 3, strides=2),
+      layers.MaxPool2D(),
+      layers.Flatten(),
+      layers.Dense(5),
+    ]
+  )
 
 
 @pytest.fixture(scope='module')
@@ -92,7 +103,8 @@ def test_tf_train_step(tf, train_step, images, optimized):
   module = sources.from_tf(train_step, images, tf.TensorSpec([8], tf.int64), optimized=optimized)
   _check(module)
   ops = _ops(module)
-  # Forward 2, gradients of the kernels 2, of the input 1; and that of the images, which only the optimizer removes.
+  # Forward 2, gradients of the kernels 2, of the input 1; and that of the images, which only the
+  # optimizer removes.
   assert ops['convolution'] == (5 if optimized else 6)
   assert ops['dot'] == 3
 
@@ -105,9 +117,13 @@ def _assert_same_program(one, other):
 def test_program_is_the_one_that_tensorflow_runs(tf, train_step, images):
   labels = tf.TensorSpec([8], tf.int64)
   by_spec = sources.from_tf(train_step, images, labels)
-  [own] = hlo.read(train_step.experimental_get_compiler_ir(images, labels)(stage='hlo_serialized')).modules
+  [own] = hlo.read(
+    train_step.experimental_get_compiler_ir(images, labels)(stage='hlo_serialized')
+  ).modules
   _assert_same_program(by_spec, own)
-  by_value = sources.from_tf(train_step, np.zeros([8, 16, 16, 3], np.float32), labels=tf.zeros([8], tf.int64))
+  by_value = sources.from_tf(
+    train_step, np.zeros([8, 16, 16, 3], np.float32), labels=tf.zeros([8], tf.int64)
+  )
   _assert_same_program(by_spec, by_value)
 
 
@@ -129,9 +145,16 @@ def test_whatever_can_be_called_in_tensorflow(tf):
 
   x = tf.TensorSpec([3, 4])
   softmax = Softmax()
-  modules = [sources.from_tf(each, x) for each in (
-      softmax.plain, softmax.function, softmax.compiled, softmax.function.get_concrete_function(x),
-      functools.partial(softmax.plain, scale=1.0))]
+  modules = [
+    sources.from_tf(each, x)
+    for each in (
+      softmax.plain,
+      softmax.function,
+      softmax.compiled,
+      softmax.function.get_concrete_function(x),
+      functools.partial(softmax.plain, scale=1.0),
+    )
+  ]
   for module in modules:
     _check(module)
     _assert_same_program(module, modules[0])
@@ -150,7 +173,9 @@ def test_nests_and_python_values(tf):
     return x
 
   x, y = tf.TensorSpec([2, 3]), np.zeros([3, 4], np.float32)
-  modules = {flag: sources.from_tf(function, {'x': x, 'y': [y]}, [4, 2], flag=flag) for flag in (True, False)}
+  modules = {
+    flag: sources.from_tf(function, {'x': x, 'y': [y]}, [4, 2], flag=flag) for flag in (True, False)
+  }
   assert {flag: _ops(module)['sine'] for flag, module in modules.items()} == {True: 3, False: 1}
   assert _ops(modules[True])['conditional'] == 1
 
@@ -160,8 +185,10 @@ def test_nests_and_python_values(tf):
 @pytest.mark.parametrize(('name', 'convolutions'), [('MobileNetV2', 52), ('ResNet50', 53)])
 def test_published_models(tf, name, convolutions, optimized):
   network = getattr(tf.keras.applications, name)(weights=None)
-  assert convolutions == sum(isinstance(layer, tf.keras.layers.Conv2D | tf.keras.layers.DepthwiseConv2D)
-                             for layer in network.layers)
+  assert convolutions == sum(
+    isinstance(layer, tf.keras.layers.Conv2D | tf.keras.layers.DepthwiseConv2D)
+    for layer in network.layers
+  )
   module = sources.from_tf(network, tf.TensorSpec([1, 224, 224, 3]), optimized=optimized, name=name)
   _check(module)
   assert module.module_id == name
@@ -175,7 +202,9 @@ def test_published_models(tf, name, convolutions, optimized):
     assert ops['parameter'] > weights
 
 
-@pytest.mark.parametrize(('make', 'found'), [
+@pytest.mark.parametrize(
+  ('make', 'found'),
+  [
     (lambda tf: (lambda x: x + 1, [None]), 'static input shape'),
     (lambda tf: (lambda x: x + 1, None), 'static input shape'),
     (lambda tf: (tf.as_string, [3]), "'AsString'"),
@@ -183,7 +212,8 @@ def test_published_models(tf, name, convolutions, optimized):
     (lambda tf: (lambda x, y: x, [3]), "missing 1 required positional argument: 'y'"),
     (lambda tf: (lambda x: tf.ones(tf.cast(x, tf.int32)), [3]), 'must be a compile-time constant'),
     (lambda tf: (5, [3]), 'not callable'),
-])
+  ],
+)
 def test_function_that_tensorflow_cannot_compile(tf, make, found):
   function, shape = make(tf)
   with pytest.raises(errors.InputError, match=found) as caught:
@@ -205,8 +235,9 @@ def _network(jax):
   jnp = jax.numpy
 
   def loss(params, images):
-    x = jax.lax.conv_general_dilated(images, params['kernel'], (2, 2), 'SAME',
-                                     dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
+    x = jax.lax.conv_general_dilated(
+      images, params['kernel'], (2, 2), 'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC')
+    )
     x = jnp.tanh(x).reshape(x.shape[0], -1) @ params['dense']
 
     def body(carry, _):
@@ -215,8 +246,10 @@ def _network(jax):
     x, sums = jax.lax.scan(body, x, length=5)
     return (x.sum() + sums.sum()) / 2
 
-  params = {'kernel': jax.ShapeDtypeStruct((3, 3, 4, 8), jnp.float32),
-            'dense': jax.ShapeDtypeStruct((4 * 4 * 8, 10), jnp.float32)}
+  params = {
+    'kernel': jax.ShapeDtypeStruct((3, 3, 4, 8), jnp.float32),
+    'dense': jax.ShapeDtypeStruct((4 * 4 * 8, 10), jnp.float32),
+  }
   return loss, params, jax.ShapeDtypeStruct((2, 8, 8, 4), jnp.float32)
 
 
@@ -235,10 +268,13 @@ def test_jax_function(jax):
 @pytest.mark.parametrize('optimized', [False, True])
 def test_jax_gradient(jax, optimized):
   loss, params, images = _network(jax)
-  module = sources.from_jax(jax.value_and_grad(loss, argnums=(0, 1)), params, images, optimized=optimized)
+  module = sources.from_jax(
+    jax.value_and_grad(loss, argnums=(0, 1)), params, images, optimized=optimized
+  )
   _check(module)
   ops = _ops(module)
-  # Each once forward and once for each of its two operands; the loop once forward and once backward.
+  # Each once forward and once for each of its two operands; the loop once forward and once
+  # backward.
   assert (ops['convolution'], ops['dot'], ops['while']) == (3, 3, 2)
 
 
@@ -267,7 +303,10 @@ def test_text_of_jax_equals_its_protobuf(jax, optimized):
 
 
 def _neighbourhoods(module):
-  rows = [(int(opcode), row.tobytes()) for opcode, row in zip(module.node_opcode, module.node_feat, strict=True)]
+  rows = [
+    (int(opcode), row.tobytes())
+    for opcode, row in zip(module.node_opcode, module.node_feat, strict=True)
+  ]
   for _ in range(3):
     operands = collections.defaultdict(list)
     for consumer, operand in module.edge_index.tolist():
@@ -276,13 +315,16 @@ def _neighbourhoods(module):
   return collections.Counter(rows)
 
 
-@pytest.mark.parametrize(('make', 'found'), [
+@pytest.mark.parametrize(
+  ('make', 'found'),
+  [
     (lambda np_: (lambda x: x[x > 0], [3]), 'Array boolean indices must be concrete'),
     (lambda np_: (lambda x: 1 if x.sum() > 0 else 2, [3]), 'boolean conversion of traced array'),
     (lambda np_: (lambda x: np_.dot(x, x), [3, 4]), 'contracting dimensions'),
     (lambda np_: (lambda x, y: x, [3]), "missing 1 required positional argument: 'y'"),
     (lambda np_: (5, [3]), 'callable'),
-])
+  ],
+)
 def test_function_that_jax_cannot_compile(jax, make, found):
   function, shape = make(jax.numpy)
   with pytest.raises(errors.InputError, match=found) as caught:
@@ -302,8 +344,9 @@ def test_options(jax):
     return x.T @ x
 
   x = jax.ShapeDtypeStruct((4, 4), jax.numpy.float32)
-  module = sources.from_jax(function, x, name='mine', kind='tile',
-                            choices=feature_choices.FeatureChoices(layout_padding=-1))
+  module = sources.from_jax(
+    function, x, name='mine', kind='tile', choices=feature_choices.FeatureChoices(layout_padding=-1)
+  )
   _check(module, kind='tile')
   assert module.module_id == 'mine'
   layout = features.node_feature_names().index('layout_minor_to_major_0')
@@ -313,15 +356,24 @@ def test_options(jax):
 
 
 def test_bytes_are_a_module(jax, tf):
-  for data in (sources.jax_to_proto(lambda x: x + 1, 1.0), sources.tf_to_proto(lambda x: x + 1, tf.TensorSpec([]))):
+  for data in (
+    sources.jax_to_proto(lambda x: x + 1, 1.0),
+    sources.tf_to_proto(lambda x: x + 1, tf.TensorSpec([])),
+  ):
     module = protos.HloModuleProto.FromString(data)
     assert module.name
-    assert 'add' in {op.opcode for computation in module.computations for op in computation.instructions}
+    assert 'add' in {
+      op.opcode for computation in module.computations for op in computation.instructions
+    }
 
 
-@pytest.mark.parametrize(('package', 'call', 'fix'), [
+@pytest.mark.parametrize(
+  ('package', 'call', 'fix'),
+  [
     ('tensorflow', sources.tf_to_proto, "pip install 'tpu_graphs'"),
-    ('jax', sources.jax_to_proto, "pip install 'tpu_graphs[jax]'")])
+    ('jax', sources.jax_to_proto, "pip install 'tpu_graphs[jax]'"),
+  ],
+)
 def test_package_missing(monkeypatch, package, call, fix):
   monkeypatch.setitem(sys.modules, package, None)
   with pytest.raises(errors.InputError, match=f'{package}: package cannot be imported') as caught:
@@ -330,8 +382,15 @@ def test_package_missing(monkeypatch, package, call, fix):
 
 
 def test_import_is_cheap():
-  code = ('import sys; from tpu_graphs.hlo import sources; '
-          'print({"tensorflow", "jax", "jaxlib"} & {name.partition(".")[0] for name in sys.modules})')
-  result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True,
-                          cwd=pathlib.Path(__file__).parents[3])
+  code = (
+    'import sys; from tpu_graphs.hlo import sources; '
+    'print({"tensorflow", "jax", "jaxlib"} & {name.partition(".")[0] for name in sys.modules})'
+  )
+  result = subprocess.run(
+    [sys.executable, '-c', code],
+    capture_output=True,
+    text=True,
+    check=True,
+    cwd=pathlib.Path(__file__).parents[3],
+  )
   assert result.stdout.strip() == 'set()'

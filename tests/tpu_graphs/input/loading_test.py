@@ -1,4 +1,6 @@
-"""Tests of tpu_graphs.input.datasets: what comes out of a dataset directory, against the arrays that went in."""
+"""Tests of tpu_graphs.input.datasets: what comes out of a dataset directory, against the arrays
+that went in.
+"""
 
 import collections
 import json
@@ -21,7 +23,12 @@ from tpu_graphs.modules import module as module_lib
 from tpu_graphs.sources import npz
 
 _K = 8
-_FILLERS = {'config_id': -1, 'config_runtime': -1, 'config_runtime_normalizer': -1, 'relative_runtime': -1}
+_FILLERS = {
+  'config_id': -1,
+  'config_runtime': -1,
+  'config_runtime_normalizer': -1,
+  'relative_runtime': -1,
+}
 
 
 def _arrays(kind, n, c, seed, **over):
@@ -29,12 +36,18 @@ def _arrays(kind, n, c, seed, **over):
 
 
 def _sources(kind):
-  """Split/stem -> arrays: one op, one config, C < K, C == K, C > K, a unicode name, all ties, no runtimes."""
+  """Split/stem -> arrays: one op, one config, C < K, C == K, C > K, a unicode name, all ties, no
+  runtimes.
+  """
   sources = {
-      'train/one': _arrays(kind, 1, 1, 1), 'train/few': _arrays(kind, 3, 3, 2), 'train/equal': _arrays(kind, 4, _K, 3),
-      'train/many-π模': _arrays(kind, 7, 30, 4), 'train/ties': _arrays(kind, 5, 9, 5, config_runtime=np.full(9, 7000)),
-      'train/unmeasured': _arrays(kind, 2, 4, 6, config_runtime=np.zeros(4, np.int64)),
-      'valid/other': _arrays(kind, 6, 11, 7)}
+    'train/one': _arrays(kind, 1, 1, 1),
+    'train/few': _arrays(kind, 3, 3, 2),
+    'train/equal': _arrays(kind, 4, _K, 3),
+    'train/many-π模': _arrays(kind, 7, 30, 4),
+    'train/ties': _arrays(kind, 5, 9, 5, config_runtime=np.full(9, 7000)),
+    'train/unmeasured': _arrays(kind, 2, 4, 6, config_runtime=np.zeros(4, np.int64)),
+    'valid/other': _arrays(kind, 6, 11, 7),
+  }
   if kind == 'layout':
     sources['train/fixed'] = testing.layout_arrays(n=3, c=5, nc=0, seed=8)
   return sources
@@ -47,14 +60,21 @@ def sources(kind):
 
 @pytest.fixture(scope='session')
 def directory(kind, sources, tmp_path_factory):
-  return testing.convert_arrays(tmp_path_factory.mktemp(f'datasets_{kind}'), kind, sources, num_shards=2)
+  return testing.convert_arrays(
+    tmp_path_factory.mktemp(f'datasets_{kind}'), kind, sources, num_shards=2
+  )
 
 
 @pytest.fixture(scope='session')
 def split_directory(kind, sources, tmp_path_factory):
   """The same modules with at most four configs in a record."""
-  return testing.convert_arrays(tmp_path_factory.mktemp(f'datasets_split_{kind}'), kind, sources, num_shards=2,
-                  records=records.RecordOptions(max_configs=4))
+  return testing.convert_arrays(
+    tmp_path_factory.mktemp(f'datasets_split_{kind}'),
+    kind,
+    sources,
+    num_shards=2,
+    records=records.RecordOptions(max_configs=4),
+  )
 
 
 @pytest.fixture
@@ -72,11 +92,17 @@ def _dense(value, axis):
 
 def _configs(graph):
   """Context feature -> [K, ...] of a graph of one module; layouts as 'config_feat' [K, NC, 18]."""
-  context = {name: _dense(value[0], 0) for name, value in graph.context.features.items() if name != 'module_id'}
+  context = {
+    name: _dense(value[0], 0)
+    for name, value in graph.context.features.items()
+    if name != 'module_id'
+  }
   if 'config_op' in graph.node_sets:
     layouts = _dense(graph.node_sets['config_op']['config_feat'], 1)
     # A ragged tensor without rows cannot tell how long they would be.
-    context['config_feat'] = layouts if layouts.shape[1] else np.zeros((len(context['config_id']), 0, 18), np.int8)
+    context['config_feat'] = (
+      layouts if layouts.shape[1] else np.zeros((len(context['config_id']), 0, 18), np.int8)
+    )
   return context
 
 
@@ -84,7 +110,10 @@ def _expected(arrays):
   """The same of the source, with all configs."""
   runtime = arrays['config_runtime'].astype(np.int64)
   unmeasured = runtime == 0
-  result = {'config_id': np.arange(runtime.size), 'config_runtime': np.where(unmeasured, -1, runtime)}
+  result = {
+    'config_id': np.arange(runtime.size),
+    'config_runtime': np.where(unmeasured, -1, runtime),
+  }
   if 'config_feat' in arrays:
     normalizer = arrays['config_runtime_normalizers']
     result['config_runtime_normalizer'] = np.where(unmeasured, -1, normalizer)
@@ -104,10 +133,20 @@ def _id(graph):
 
 def _flat(graph):
   """Everything that a graph holds, as a list of arrays."""
-  values = [value for part in (graph.context, *graph.node_sets.values()) for _, value in sorted(part.features.items())]
+  values = [
+    value
+    for part in (graph.context, *graph.node_sets.values())
+    for _, value in sorted(part.features.items())
+  ]
   values += [part.sizes for part in (*graph.node_sets.values(), *graph.edge_sets.values())]
-  values += [index for edges in graph.edge_sets.values() for index in (edges.adjacency.source, edges.adjacency.target)]
-  return [(value.to_tensor() if isinstance(value, tf.RaggedTensor) else value).numpy() for value in values]
+  values += [
+    index
+    for edges in graph.edge_sets.values()
+    for index in (edges.adjacency.source, edges.adjacency.target)
+  ]
+  return [
+    (value.to_tensor() if isinstance(value, tf.RaggedTensor) else value).numpy() for value in values
+  ]
 
 
 def _assert_equal(graphs, others):
@@ -119,7 +158,9 @@ def _assert_equal(graphs, others):
 
 
 def _assert_rows(configs, arrays):
-  """Each real row of `configs` is that of its config_id in `arrays`, each id occurs once, and the rest is padding."""
+  """Each real row of `configs` is that of its config_id in `arrays`, each id occurs once, and
+  the rest is padding.
+  """
   expected = _expected(arrays)
   assert configs.keys() == expected.keys()
   real = configs['config_id'] != -1
@@ -146,9 +187,13 @@ def test_all_configs_equal_the_source(kind, directory, sources):
       np.testing.assert_array_equal(op['opcode'], arrays['node_opcode'])
       np.testing.assert_array_equal(op['feat'], arrays['node_feat'])
       operand = graph.edge_sets['operand'].adjacency
-      np.testing.assert_array_equal(np.stack([operand.target, operand.source], 1), arrays['edge_index'])
+      np.testing.assert_array_equal(
+        np.stack([operand.target, operand.source], 1), arrays['edge_index']
+      )
       if kind == 'layout':
-        np.testing.assert_array_equal(graph.edge_sets['configures'].adjacency.target, arrays['node_config_ids'])
+        np.testing.assert_array_equal(
+          graph.edge_sets['configures'].adjacency.target, arrays['node_config_ids']
+        )
         assert graph.node_sets['config_op']['config_feat'].dtype == tf.int8
   assert sorted(seen) == sorted(sources)
 
@@ -182,8 +227,13 @@ def test_samples_are_uniform_over_epochs(directory):
 
 def test_modules_do_not_share_their_sample(tmp_path, kind):
   # Equal positions in every module would tie the configs of modules together.
-  directory = testing.convert_arrays(tmp_path, kind, {f'train/m{i}': _arrays(kind, 2, 40, i) for i in range(4)})
-  samples = {tuple(_configs(graph)['config_id']) for graph in loading.load(directory, 'train', configs_per_module=5)}
+  directory = testing.convert_arrays(
+    tmp_path, kind, {f'train/m{i}': _arrays(kind, 2, 40, i) for i in range(4)}
+  )
+  samples = {
+    tuple(_configs(graph)['config_id'])
+    for graph in loading.load(directory, 'train', configs_per_module=5)
+  }
   assert len(samples) == 4
 
 
@@ -193,10 +243,14 @@ def test_seed_decides_everything(directory, shuffle, global_seed):
     tf.random.set_seed(global_seed)
 
   def load(**options):
-    return loading.load(directory, 'train', configs_per_module=3, shuffle=shuffle, **{'seed': 5, **options})
+    return loading.load(
+      directory, 'train', configs_per_module=3, shuffle=shuffle, **{'seed': 5, **options}
+    )
 
   whole = list(load(epochs=3))
-  first, second, third = (whole[i:i + len(whole) // 3] for i in range(0, len(whole), len(whole) // 3))
+  first, second, third = (
+    whole[i : i + len(whole) // 3] for i in range(0, len(whole), len(whole) // 3)
+  )
   _assert_equal(whole, load(epochs=3))
   _assert_equal(load(first_epoch=2), third)
   _assert_equal(load(first_epoch=2, epochs=None).take(2), third[:2])
@@ -207,15 +261,18 @@ def test_seed_decides_everything(directory, shuffle, global_seed):
 
 def test_shuffle_gives_each_record_once_in_another_order(directory, sources):
   train = sorted(name.removeprefix('train/') for name in sources if name.startswith('train/'))
-  names = [_id(graph) for graph in loading.load(directory, 'train', configs_per_module=1, shuffle=True, epochs=5)]
-  epochs = [tuple(names[i:i + len(train)]) for i in range(0, len(names), len(train))]
+  names = [
+    _id(graph)
+    for graph in loading.load(directory, 'train', configs_per_module=1, shuffle=True, epochs=5)
+  ]
+  epochs = [tuple(names[i : i + len(train)]) for i in range(0, len(names), len(train))]
   assert all(sorted(epoch) == train for epoch in epochs)
   assert len(set(epochs)) > 1
 
 
 def test_without_shuffle_records_keep_their_order(directory):
   names = [_id(graph) for graph in loading.load(directory, 'train', configs_per_module=1, epochs=3)]
-  assert names[:len(names) // 3] * 3 == names
+  assert names[: len(names) // 3] * 3 == names
 
 
 @pytest.mark.parametrize('size', [1, 5, _K, 64])
@@ -226,8 +283,11 @@ def test_chunks_cover_each_config_once_in_order(directory, sources, size):
     configs = _configs(graph)
     assert configs['config_id'].shape == (size,)
     ids[name].extend(_assert_rows(configs, sources[name]))
-  assert ids == {name: list(range(arrays['config_runtime'].size)) for name, arrays in sources.items()
-                 if name.startswith('train/')}
+  assert ids == {
+    name: list(range(arrays['config_runtime'].size))
+    for name, arrays in sources.items()
+    if name.startswith('train/')
+  }
 
 
 def test_records_of_a_split_module_hold_each_config_once(split_directory, sources):
@@ -244,17 +304,25 @@ def test_records_of_a_split_module_hold_each_config_once(split_directory, source
 
 def test_of_module_equals_load(directory, kind, sources, tmp_path):
   np.savez(tmp_path / 'other.npz', **sources['valid/other'])
-  _assert_equal(loading.of_module(npz.load(tmp_path / 'other.npz', kind=kind), configs_per_module=4),
-                loading.load(directory, 'valid', configs_per_module=4, chunked=True))
+  _assert_equal(
+    loading.of_module(npz.load(tmp_path / 'other.npz', kind=kind), configs_per_module=4),
+    loading.load(directory, 'valid', configs_per_module=4, chunked=True),
+  )
 
 
 def _relative(tmp_path, runtime, normalizers):
   if normalizers is None:
     arrays = testing.layout_arrays(n=1, nc=1, c=len(runtime), config_runtime=np.array(runtime))
   else:
-    arrays = testing.tile_arrays(n=1, c=len(runtime), config_runtime=np.array(runtime),
-                                 config_runtime_normalizers=np.array(normalizers))
-  directory = testing.convert_arrays(tmp_path, 'layout' if normalizers is None else 'tile', {'train/a': arrays})
+    arrays = testing.tile_arrays(
+      n=1,
+      c=len(runtime),
+      config_runtime=np.array(runtime),
+      config_runtime_normalizers=np.array(normalizers),
+    )
+  directory = testing.convert_arrays(
+    tmp_path, 'layout' if normalizers is None else 'tile', {'train/a': arrays}
+  )
   (graph,) = loading.load(directory, 'train')
   return _configs(graph)['relative_runtime']
 
@@ -269,7 +337,8 @@ def test_relative_runtime_tells_neighbours_near_1e9_apart(tmp_path, normalizer):
 
 
 def test_relative_runtime_by_hand(tmp_path):
-  # 1/2, 2/4 (a tie), 3/1, and a ratio below the resolution that must not become 0 or "not measured".
+  # 1/2, 2/4 (a tie), 3/1, and a ratio below the resolution that must not become 0 or "not
+  # measured".
   relative = _relative(tmp_path, [1000, 2000, 3000, 2], [2000, 4000, 1000, 2**62])
   np.testing.assert_array_equal(relative, [2**31, 2**31, 3 * 2**32, 1])
 
@@ -278,8 +347,9 @@ def test_relative_runtime_by_hand(tmp_path):
 @settings(deadline=None, max_examples=50)
 def test_relative_runtime_keeps_the_order_of_the_ratio(pairs):
   runtime, normalizer = np.array(pairs).T
-  relative = loading.relative_runtimes({
-      'config_runtime': tf.constant(runtime), 'config_runtime_normalizer': tf.constant(normalizer)}).numpy()
+  relative = loading.relative_runtimes(
+    {'config_runtime': tf.constant(runtime), 'config_runtime_normalizer': tf.constant(normalizer)}
+  ).numpy()
   ratio = module_lib.relative_runtime(runtime, normalizer)
   order = np.argsort(ratio, kind='stable')
   steps, differences = np.diff(relative[order]), np.diff(ratio[order])
@@ -293,29 +363,39 @@ def test_relative_runtime_keeps_the_order_of_the_ratio(pairs):
 @pytest.mark.parametrize('size', [1, 2, 3])
 def test_batch_equals_its_graphs_side_by_side(directory, size):
   alone = list(loading.load(directory, 'train', configs_per_module=_K))
-  batches = list(loading.batch(loading.load(directory, 'train', configs_per_module=_K), size, drop_remainder=False))
+  batches = list(
+    loading.batch(
+      loading.load(directory, 'train', configs_per_module=_K), size, drop_remainder=False
+    )
+  )
   assert len(batches) == -(-len(alone) // size)
   for i, batch in enumerate(batches):
-    _assert_merged(batch, alone[i * size:(i + 1) * size])
+    _assert_merged(batch, alone[i * size : (i + 1) * size])
 
 
 def _assert_merged(batch, graphs):
   for name, value in batch.context.features.items():
-    np.testing.assert_array_equal(value[:len(graphs)], np.concatenate([g.context[name] for g in graphs]), err_msg=name)
+    np.testing.assert_array_equal(
+      value[: len(graphs)], np.concatenate([g.context[name] for g in graphs]), err_msg=name
+    )
   offsets = {}
   for name, nodes in batch.node_sets.items():
     sizes = [int(g.node_sets[name].total_size) for g in graphs]
-    np.testing.assert_array_equal(nodes.sizes[:len(graphs)], sizes)
+    np.testing.assert_array_equal(nodes.sizes[: len(graphs)], sizes)
     offsets[name] = np.cumsum([0, *sizes])
     for feature, value in nodes.features.items():
-      np.testing.assert_array_equal(value[:sum(sizes)], np.concatenate([g.node_sets[name][feature] for g in graphs]))
+      np.testing.assert_array_equal(
+        value[: sum(sizes)], np.concatenate([g.node_sets[name][feature] for g in graphs])
+      )
   for name, edges in batch.edge_sets.items():
     sizes = [int(g.edge_sets[name].total_size) for g in graphs]
-    np.testing.assert_array_equal(edges.sizes[:len(graphs)], sizes)
+    np.testing.assert_array_equal(edges.sizes[: len(graphs)], sizes)
     for tag in (0, 1):
       nodes = edges.adjacency.node_set_name(tag)
-      expected = [g.edge_sets[name].adjacency[tag].numpy() + offsets[nodes][i] for i, g in enumerate(graphs)]
-      np.testing.assert_array_equal(edges.adjacency[tag][:sum(sizes)], np.concatenate(expected))
+      expected = [
+        g.edge_sets[name].adjacency[tag].numpy() + offsets[nodes][i] for i, g in enumerate(graphs)
+      ]
+      np.testing.assert_array_equal(edges.adjacency[tag][: sum(sizes)], np.concatenate(expected))
 
 
 def test_batch_drops_the_remainder(directory):
@@ -382,9 +462,15 @@ def test_truncated_shard_is_named(damaged, kept):
   assert error.found == f'{shard.stat().st_size} bytes'
 
 
-@pytest.mark.parametrize(('position', 'options'), [
-    (0, {}), (9, {'configs_per_module': 2}), (50, {'configs_per_module': 2, 'chunked': True}),
-    (-1, {'configs_per_module': 2, 'shuffle': True})])
+@pytest.mark.parametrize(
+  ('position', 'options'),
+  [
+    (0, {}),
+    (9, {'configs_per_module': 2}),
+    (50, {'configs_per_module': 2, 'chunked': True}),
+    (-1, {'configs_per_module': 2, 'shuffle': True}),
+  ],
+)
 def test_flipped_byte_is_named(damaged, position, options):
   shard = _shard(damaged)
   data = bytearray(shard.read_bytes())
@@ -397,7 +483,10 @@ def test_flipped_byte_is_named(damaged, position, options):
 
 
 def test_other_errors_pass_while_shards_are_sound(directory):
-  with pytest.raises(tf.errors.InvalidArgumentError), directory_lib.damage_explained(directory_lib.open_directory(directory)):
+  with (
+    pytest.raises(tf.errors.InvalidArgumentError),
+    directory_lib.damage_explained(directory_lib.open_directory(directory)),
+  ):
     raise tf.errors.InvalidArgumentError(None, None, 'of another cause')
 
 

@@ -19,7 +19,9 @@ NAN = math.nan
 
 
 def _naive_counts(runtimes, scores):
-  counts = dict.fromkeys(('concordant', 'discordant', 'tied_scores', 'tied_runtimes', 'tied_both'), 0)
+  counts = dict.fromkeys(
+    ('concordant', 'discordant', 'tied_scores', 'tied_runtimes', 'tied_both'), 0
+  )
   for (r1, s1), (r2, s2) in itertools.combinations(zip(runtimes, scores, strict=True), 2):
     if r1 == r2:
       counts['tied_both' if s1 == s2 else 'tied_runtimes'] += 1
@@ -36,15 +38,21 @@ def _naive_top_k_error(runtimes, scores, k):
 
 
 def _evaluate(module_id, runtimes, scores, ks=(1,)):
-  return metrics.evaluate_module(module_id, np.array(runtimes, np.int64), np.array(scores, np.float32), ks=ks)
+  return metrics.evaluate_module(
+    module_id, np.array(runtimes, np.int64), np.array(scores, np.float32), ks=ks
+  )
 
 
 # A config's score is near its runtime, so that all kinds of pairs are frequent.
-_SCORES = st.one_of(st.integers(1, 8).map(float), st.sampled_from([math.inf, -math.inf, 0.0, -0.0, 1e-45]))
+_SCORES = st.one_of(
+  st.integers(1, 8).map(float), st.sampled_from([math.inf, -math.inf, 0.0, -0.0, 1e-45])
+)
 _CONFIGS = st.lists(st.tuples(st.integers(910_876_400, 910_876_408), _SCORES), max_size=70)
 
 
-@pytest.mark.parametrize(('runtimes', 'scores', 'opa', 'tau', 'top_1'), [
+@pytest.mark.parametrize(
+  ('runtimes', 'scores', 'opa', 'tau', 'top_1'),
+  [
     pytest.param([10, 20, 30], [1, 2, 3], 1, 1, 0, id='perfect'),
     pytest.param([10, 20, 30], [3, 2, 1], 0, -1, 2, id='reversed'),
     pytest.param([20, 10, 30], [7, 7, 7], 0, NAN, 1, id='constant scores'),
@@ -52,14 +60,30 @@ _CONFIGS = st.lists(st.tuples(st.integers(910_876_400, 910_876_408), _SCORES), m
     pytest.param([10, 10], [5, 5], NAN, NAN, NAN, id='equal runtimes and scores'),
     pytest.param([10], [5], NAN, NAN, NAN, id='one config'),
     pytest.param([], [], NAN, NAN, NAN, id='no config'),
-    # Pairs: (1, 2a) tied scores, (1, 2b) right, (1, 3) (2a, 3) (2b, 3) wrong, (2a, 2b) tied runtimes.
-    pytest.param([1, 2, 2, 3], [1, 1, 2, 0], 1 / 5, (1 - 3) / math.sqrt(5 * 5), 2, id='ties in both'),
-    # One config, measured three times, has one score. Pairs: 3 among the copies are tied scores, 3 are right.
-    pytest.param([20, 22, 24, 10], [5, 5, 5, 1], 3 / 6, 3 / math.sqrt(6 * 3), 0, id='duplicates of a config'),
-    pytest.param([10, 20, 30], [-math.inf, 0, math.inf], 1, 1, 0, id='infinite scores order as usual'),
-    pytest.param([10, 20, 30], [math.inf, math.inf, 0], 0, -2 / math.sqrt(3 * 2), 2, id='equal infinite scores tie'),
+    # Pairs: (1, 2a) tied scores, (1, 2b) right, (1, 3) (2a, 3) (2b, 3) wrong, (2a, 2b) tied
+    # runtimes.
+    pytest.param(
+      [1, 2, 2, 3], [1, 1, 2, 0], 1 / 5, (1 - 3) / math.sqrt(5 * 5), 2, id='ties in both'
+    ),
+    # One config, measured three times, has one score. Pairs: 3 among the copies are tied scores, 3
+    # are right.
+    pytest.param(
+      [20, 22, 24, 10], [5, 5, 5, 1], 3 / 6, 3 / math.sqrt(6 * 3), 0, id='duplicates of a config'
+    ),
+    pytest.param(
+      [10, 20, 30], [-math.inf, 0, math.inf], 1, 1, 0, id='infinite scores order as usual'
+    ),
+    pytest.param(
+      [10, 20, 30],
+      [math.inf, math.inf, 0],
+      0,
+      -2 / math.sqrt(3 * 2),
+      2,
+      id='equal infinite scores tie',
+    ),
     pytest.param([10, 20], [0.0, -0.0], 0, NAN, 0, id='zeros of either sign tie'),
-])
+  ],
+)
 def test_hand_worked(runtimes, scores, opa, tau, top_1):
   runtimes, scores = np.array(runtimes, np.int64), np.array(scores, np.float32)
   assert metrics.opa(runtimes, scores) == pytest.approx(opa, rel=1e-15, nan_ok=True)
@@ -77,7 +101,9 @@ def test_perfect_and_reversed_are_exactly_one_and_minus_one():
 
 @pytest.mark.parametrize(('k', 'error'), [(1, 2), (2, 2), (3, 1), (4, 0), (5, 0), (10**9, 0)])
 def test_top_k_error_by_k(k, error):
-  assert metrics.top_k_error(np.array([300, 100, 200, 400]), np.array([0.1, 0.4, 0.3, 0.2]), k) == error
+  assert (
+    metrics.top_k_error(np.array([300, 100, 200, 400]), np.array([0.1, 0.4, 0.3, 0.2]), k) == error
+  )
 
 
 def test_top_k_error_takes_tied_scores_by_position():
@@ -101,13 +127,17 @@ def test_runtimes_that_tie_in_float32_keep_their_order():
 
 def test_runtimes_beyond_float64_are_subtracted_as_integers():
   runtimes = np.array([2**60, 2**60 + 1])
-  assert metrics.top_k_error(runtimes, np.array([1., 0.]), 1) == 2.0**-60
-  assert metrics.opa(runtimes, np.array([0., 1.])) == 1
+  assert metrics.top_k_error(runtimes, np.array([1.0, 0.0]), 1) == 2.0**-60
+  assert metrics.opa(runtimes, np.array([0.0, 1.0])) == 1
 
 
 def test_narrow_integers_do_not_wrap():
-  assert metrics.top_k_error(np.array([1, 120, 100], np.int8), np.array([2, 0, 1], np.int8), 1) == 119
-  assert metrics.top_k_error(np.array([3, 200], np.uint8), np.array([1, 0], np.uint8), 1) == pytest.approx(197 / 3)
+  assert (
+    metrics.top_k_error(np.array([1, 120, 100], np.int8), np.array([2, 0, 1], np.int8), 1) == 119
+  )
+  assert metrics.top_k_error(
+    np.array([3, 200], np.uint8), np.array([1, 0], np.uint8), 1
+  ) == pytest.approx(197 / 3)
 
 
 def test_scores_are_compared_in_their_own_precision():
@@ -118,14 +148,15 @@ def test_scores_are_compared_in_their_own_precision():
 
 
 def test_tile_is_judged_relative_to_the_normalizer():
-  # In ns the second config is the faster one; relative to the default config of the same run it is the slower one.
+  # In ns the second config is the faster one; relative to the default config of the same run it is
+  # the slower one.
   runtimes = module.relative_runtime(np.array([1000, 900]), np.array([2000, 900]))
   assert runtimes.tolist() == [0.5, 1]
-  assert metrics.opa(runtimes, np.array([0., 1.])) == 1
-  assert metrics.top_k_error(runtimes, np.array([1., 0.]), 1) == 1
+  assert metrics.opa(runtimes, np.array([0.0, 1.0])) == 1
+  assert metrics.top_k_error(runtimes, np.array([1.0, 0.0]), 1) == 1
   # 0.5 in both runs: nothing to rank.
   equal = module.relative_runtime(np.array([1000, 500]), np.array([2000, 1000]))
-  assert math.isnan(metrics.opa(equal, np.array([0., 1.])))
+  assert math.isnan(metrics.opa(equal, np.array([0.0, 1.0])))
 
 
 @hypothesis.given(_CONFIGS)
@@ -137,15 +168,22 @@ def test_pair_counts_equal_a_loop_over_pairs(configs):
   assert all(type(value) is int for value in vars(counts).values())
 
 
-@hypothesis.given(_CONFIGS.filter(lambda configs: len({r for r, _ in configs}) > 1), st.integers(1, 80))
+@hypothesis.given(
+  _CONFIGS.filter(lambda configs: len({r for r, _ in configs}) > 1), st.integers(1, 80)
+)
 def test_top_k_error_equals_a_sort(configs, k):
   runtimes, scores = [r for r, _ in configs], [s for _, s in configs]
-  assert metrics.top_k_error(np.array(runtimes), np.array(scores), k) == _naive_top_k_error(runtimes, scores, k)
+  assert metrics.top_k_error(np.array(runtimes), np.array(scores), k) == _naive_top_k_error(
+    runtimes, scores, k
+  )
 
 
 @hypothesis.given(_CONFIGS.filter(lambda configs: len(configs) > 1))
 def test_kendall_tau_equals_scipy(configs):
-  runtimes, scores = np.array([r for r, _ in configs], np.int64), np.array([s for _, s in configs], np.float64)
+  runtimes, scores = (
+    np.array([r for r, _ in configs], np.int64),
+    np.array([s for _, s in configs], np.float64),
+  )
   expected = scipy.stats.kendalltau(runtimes, scores).statistic
   assert metrics.kendall_tau(runtimes, scores) == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
@@ -153,8 +191,12 @@ def test_kendall_tau_equals_scipy(configs):
 @hypothesis.given(_CONFIGS, st.randoms(use_true_random=False))
 def test_pair_counts_do_not_depend_on_the_order_of_configs(configs, random):
   shuffled = random.sample(configs, len(configs))
-  first, second = (metrics.pair_counts(np.array([r for r, _ in c], np.int64), np.array([s for _, s in c], np.float64))
-                   for c in (configs, shuffled))
+  first, second = (
+    metrics.pair_counts(
+      np.array([r for r, _ in c], np.int64), np.array([s for _, s in c], np.float64)
+    )
+    for c in (configs, shuffled)
+  )
   assert first == second
 
 
@@ -163,7 +205,10 @@ def test_inversions_at_sizes_around_powers_of_two(size):
   rng = np.random.default_rng(size)
   runtimes, scores = rng.permutation(size) + 1, rng.permutation(size).astype(np.float32)
   by_runtime = scores[np.argsort(runtimes)]
-  assert metrics.pair_counts(runtimes, scores).discordant == np.triu(by_runtime[:, None] > by_runtime).sum()
+  assert (
+    metrics.pair_counts(runtimes, scores).discordant
+    == np.triu(by_runtime[:, None] > by_runtime).sum()
+  )
 
 
 def test_tau_of_100_000_configs_with_many_ties():
@@ -178,31 +223,64 @@ def test_tau_of_100_000_configs_with_many_ties():
 @pytest.mark.slow
 def test_a_million_configs():
   rng = np.random.default_rng(0)
-  runtimes = rng.integers(10**11, 10**11 + 10**6, 10**6)  # More than half of them occur more than once.
-  scores = ((runtimes - 10**11 + rng.normal(scale=5e5, size=10**6)) / 1e3).astype(np.float16)  # Many are equal.
+  runtimes = rng.integers(
+    10**11, 10**11 + 10**6, 10**6
+  )  # More than half of them occur more than once.
+  scores = ((runtimes - 10**11 + rng.normal(scale=5e5, size=10**6)) / 1e3).astype(
+    np.float16
+  )  # Many are equal.
   counts = metrics.pair_counts(runtimes, scores)
-  assert counts.kendall_tau == pytest.approx(scipy.stats.kendalltau(runtimes, scores).statistic, abs=1e-12)
+  assert counts.kendall_tau == pytest.approx(
+    scipy.stats.kendalltau(runtimes, scores).statistic, abs=1e-12
+  )
   expected = sum(math.comb(int(n), 2) for n in np.unique(runtimes, return_counts=True)[1])
   assert counts.tied_runtimes + counts.tied_both == expected
   assert counts.comparable + expected == math.comb(10**6, 2)
 
 
-@pytest.mark.parametrize(('runtimes', 'scores', 'message'), [
-    pytest.param([10, 20], [1., NAN], r'scores\[1\]: score is NaN: found NaN in 1 of 2 scores', id='NaN score'),
-    pytest.param([10, -1], [1., 2.], r'runtimes\[1\]: .*found -1, expected > 0; leave out', id='unmeasured'),
-    pytest.param([0, 10], [1., 2.], r'runtimes\[0\]: .*found 0', id='zero of a test file'),
-    pytest.param([-10, -20], [1., 2.], r'runtimes\[0\]: .*found -10', id='negated runtimes'),
-    pytest.param([0.5, NAN], [1., 2.], r'runtimes\[1\]: .*found nan', id='NaN runtime'),
-    pytest.param([0.5, math.inf], [1., 2.], r'runtimes\[1\]: .*found inf', id='infinite runtime'),
-    pytest.param(np.array([10, 20], np.float32), [1., 2.], 'runtimes: wrong dtype: found float32', id='float32'),
+@pytest.mark.parametrize(
+  ('runtimes', 'scores', 'message'),
+  [
+    pytest.param(
+      [10, 20], [1.0, NAN], r'scores\[1\]: score is NaN: found NaN in 1 of 2 scores', id='NaN score'
+    ),
+    pytest.param(
+      [10, -1], [1.0, 2.0], r'runtimes\[1\]: .*found -1, expected > 0; leave out', id='unmeasured'
+    ),
+    pytest.param([0, 10], [1.0, 2.0], r'runtimes\[0\]: .*found 0', id='zero of a test file'),
+    pytest.param([-10, -20], [1.0, 2.0], r'runtimes\[0\]: .*found -10', id='negated runtimes'),
+    pytest.param([0.5, NAN], [1.0, 2.0], r'runtimes\[1\]: .*found nan', id='NaN runtime'),
+    pytest.param([0.5, math.inf], [1.0, 2.0], r'runtimes\[1\]: .*found inf', id='infinite runtime'),
+    pytest.param(
+      np.array([10, 20], np.float32),
+      [1.0, 2.0],
+      'runtimes: wrong dtype: found float32',
+      id='float32',
+    ),
     pytest.param([10, 20], ['a', 'b'], 'scores: wrong dtype', id='text scores'),
-    pytest.param([10, 20], [1., 2., 3.], r'scores: wrong shape: found \[3\], expected \[2\]', id='more scores'),
-    pytest.param([10, 20], [[1.], [2.]], r'scores: wrong shape: found \[2, 1\]', id='scores with an axis too many'),
-    pytest.param([[10, 20]], [[1., 2.]], r'runtimes: wrong shape: found \[1, 2\]', id='a batch'),
-])
+    pytest.param(
+      [10, 20],
+      [1.0, 2.0, 3.0],
+      r'scores: wrong shape: found \[3\], expected \[2\]',
+      id='more scores',
+    ),
+    pytest.param(
+      [10, 20],
+      [[1.0], [2.0]],
+      r'scores: wrong shape: found \[2, 1\]',
+      id='scores with an axis too many',
+    ),
+    pytest.param([[10, 20]], [[1.0, 2.0]], r'runtimes: wrong shape: found \[1, 2\]', id='a batch'),
+  ],
+)
 def test_refuses(runtimes, scores, message):
   runtimes, scores = np.array(runtimes), np.array(scores)
-  for metric in (metrics.opa, metrics.kendall_tau, metrics.pair_counts, lambda r, s: metrics.top_k_error(r, s, 1)):
+  for metric in (
+    metrics.opa,
+    metrics.kendall_tau,
+    metrics.pair_counts,
+    lambda r, s: metrics.top_k_error(r, s, 1),
+  ):
     with pytest.raises(errors.InputError, match=message):
       metric(runtimes, scores)
   with pytest.raises(errors.InputError, match=f'^größe-1, {message}'):
@@ -232,36 +310,65 @@ def test_summary_counts_modules_alike_and_gives_the_pooled_value_beside():
   right = _evaluate('six pairs right', [10, 20, 30, 40], [1, 2, 3, 4], ks=(1, 3))
   wrong = _evaluate('one pair wrong', [10, 40], [2, 1], ks=(1, 3))
   assert metrics.summarize([right, wrong]) == {
-      'num_modules': 2, 'num_configs': 6, 'opa': 0.5, 'kendall_tau': 0, 'top_1_error': 1.5, 'top_3_error': 0,
-      'opa_pooled': 6 / 7, 'undefined': {'opa': 0, 'kendall_tau': 0, 'top_1_error': 0, 'top_3_error': 0}}
+    'num_modules': 2,
+    'num_configs': 6,
+    'opa': 0.5,
+    'kendall_tau': 0,
+    'top_1_error': 1.5,
+    'top_3_error': 0,
+    'opa_pooled': 6 / 7,
+    'undefined': {'opa': 0, 'kendall_tau': 0, 'top_1_error': 0, 'top_3_error': 0},
+  }
 
 
 def test_summary_leaves_undefined_modules_out_and_counts_them():
   wrong = _evaluate('wrong', [10, 40], [2, 1])
-  nothing = [_evaluate('one config', [10], [1]), _evaluate('equal runtimes', [10, 10], [1, 2]),
-             _evaluate('no config', [], [])]
+  nothing = [
+    _evaluate('one config', [10], [1]),
+    _evaluate('equal runtimes', [10, 10], [1, 2]),
+    _evaluate('no config', [], []),
+  ]
   constant = _evaluate('constant scores', [20, 10], [1, 1])
   summary = metrics.summarize([wrong, *nothing, constant])
   assert summary == {
-      'num_modules': 5, 'num_configs': 7, 'opa': 0, 'kendall_tau': -1, 'top_1_error': 2, 'opa_pooled': 0,
-      'undefined': {'opa': 3, 'kendall_tau': 4, 'top_1_error': 3}}
+    'num_modules': 5,
+    'num_configs': 7,
+    'opa': 0,
+    'kendall_tau': -1,
+    'top_1_error': 2,
+    'opa_pooled': 0,
+    'undefined': {'opa': 3, 'kendall_tau': 4, 'top_1_error': 3},
+  }
   summary = metrics.summarize(nothing)
   assert summary == {
-      'num_modules': 3, 'num_configs': 3, 'opa': None, 'kendall_tau': None, 'top_1_error': None, 'opa_pooled': None,
-      'undefined': {'opa': 3, 'kendall_tau': 3, 'top_1_error': 3}}
+    'num_modules': 3,
+    'num_configs': 3,
+    'opa': None,
+    'kendall_tau': None,
+    'top_1_error': None,
+    'opa_pooled': None,
+    'undefined': {'opa': 3, 'kendall_tau': 3, 'top_1_error': 3},
+  }
   assert json.loads(json.dumps(summary, allow_nan=False)) == summary
 
 
 def test_summary_of_nothing():
   assert metrics.summarize(iter(())) == {
-      'num_modules': 0, 'num_configs': 0, 'opa': None, 'kendall_tau': None, 'opa_pooled': None,
-      'undefined': {'opa': 0, 'kendall_tau': 0}}
+    'num_modules': 0,
+    'num_configs': 0,
+    'opa': None,
+    'kendall_tau': None,
+    'opa_pooled': None,
+    'undefined': {'opa': 0, 'kendall_tau': 0},
+  }
 
 
 @hypothesis.given(st.lists(_CONFIGS, max_size=8), st.randoms(use_true_random=False))
 def test_summary_does_not_depend_on_the_order_of_modules(modules, random):
-  results = [_evaluate(str(i), [r for r, _ in configs], [s for _, s in configs], ks=(1, 5))
-             for i, configs in enumerate(modules)]
+  results = [
+    _evaluate(str(i), [r for r, _ in configs], [s for _, s in configs], ks=(1, 5))
+    for i, configs in enumerate(modules)
+  ]
   expected = metrics.summarize(results)
   assert metrics.summarize(random.sample(results, len(results))) == expected
   assert json.loads(json.dumps(expected, allow_nan=False)) == expected
@@ -279,14 +386,22 @@ def test_ks_are_those_of_the_field():
   assert dict(metrics.TOP_KS) == {'tile': (1, 5, 10), 'layout': (1, 10, 100)}
 
 
-_RESULTS = [_evaluate('right', [10, 20, 30, 40], [1, 2, 3, 4]), _evaluate('wrong', [10, 40], [2, 1]),
-            _evaluate('mostly right', [10, 20, 31], [1, 3, 2]), _evaluate('nothing to rank', [10], [1]),
-            _evaluate('constant', [30, 10, 11], [0, 0, 0]), _evaluate('tenths', [10, 11, 12, 13], [3, 1, 2, 0])]
+_RESULTS = [
+  _evaluate('right', [10, 20, 30, 40], [1, 2, 3, 4]),
+  _evaluate('wrong', [10, 40], [2, 1]),
+  _evaluate('mostly right', [10, 20, 31], [1, 3, 2]),
+  _evaluate('nothing to rank', [10], [1]),
+  _evaluate('constant', [30, 10, 11], [0, 0, 0]),
+  _evaluate('tenths', [10, 11, 12, 13], [3, 1, 2, 0]),
+]
 
 
 @hypothesis.given(st.permutations(_RESULTS), st.lists(st.integers(0, 3), min_size=6, max_size=6))
 def test_summaries_merge_to_the_same_in_any_order_and_grouping(results, groups):
-  parts = [metrics.Summary.of(r for r, g in zip(results, groups, strict=True) if g == group) for group in range(4)]
+  parts = [
+    metrics.Summary.of(r for r, g in zip(results, groups, strict=True) if g == group)
+    for group in range(4)
+  ]
   parts = [pickle.loads(pickle.dumps(part)) for part in parts]
   before = parts[3].result()
   merged = metrics.Summary()
@@ -298,16 +413,22 @@ def test_summaries_merge_to_the_same_in_any_order_and_grouping(results, groups):
 
 def test_summary_means_are_the_exact_sums_rounded_once():
   # Of thirds and tenths, and of one large value that would swallow small ones in a float sum.
-  results = [_evaluate(str(i), [1, 1 + i], [1, 0]) for i in range(1, 40)] + [_evaluate('huge', [1, 2**62], [1, 0])]
+  results = [_evaluate(str(i), [1, 1 + i], [1, 0]) for i in range(1, 40)] + [
+    _evaluate('huge', [1, 2**62], [1, 0])
+  ]
   values = [result.top_k_error[1] for result in results]
-  assert metrics.summarize(results)['top_1_error'] == pytest.approx(math.fsum(values) / len(values), rel=1e-15)
+  assert metrics.summarize(results)['top_1_error'] == pytest.approx(
+    math.fsum(values) / len(values), rel=1e-15
+  )
 
 
 def test_merge_refuses_a_module_of_both_and_other_ks():
   first = metrics.Summary.of(_RESULTS[:2])
   with pytest.raises(errors.InputError, match=r'^wrong: module evaluated twice'):
     first.merge(metrics.Summary.of([_RESULTS[2], _RESULTS[1]]))
-  with pytest.raises(errors.InputError, match=r'^other: modules evaluated for different k: found \[5\], expected'):
+  with pytest.raises(
+    errors.InputError, match=r'^other: modules evaluated for different k: found \[5\], expected'
+  ):
     first.merge(metrics.Summary.of([_evaluate('other', [10, 20], [1, 2], ks=(5,))]))
   assert first.result() == metrics.summarize(_RESULTS[:2])
 

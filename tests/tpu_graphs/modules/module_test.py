@@ -1,4 +1,6 @@
-"""Tests of tpu_graphs.modules.module: a `Module` that exists is well formed, and what it tells of itself."""
+"""Tests of tpu_graphs.modules.module: a `Module` that exists is well formed, and what it tells
+of itself.
+"""
 
 import dataclasses
 import tracemalloc
@@ -20,7 +22,9 @@ def _module(kind='tile', module_id='m', **over):
   return module_lib.Module(module_id=module_id, kind=kind, **fields)
 
 
-@pytest.mark.parametrize('collection', ['tile:xla', 'layout:xla:random', 'layout:nlp:default', 'tile:own name'])
+@pytest.mark.parametrize(
+  'collection', ['tile:xla', 'layout:xla:random', 'layout:nlp:default', 'tile:own name']
+)
 def test_kind_of_collection(collection):
   assert module_lib.kind_of_collection(collection) == collection.split(':')[0]
 
@@ -36,17 +40,34 @@ def test_unknown_kind_of_collection(collection):
 def test_dtypes_and_sizes():
   tile, layout = _module('tile'), _module('layout')
   assert (tile.num_ops, tile.num_edges, tile.num_configs, tile.num_config_ops) == (4, 3, 6, 0)
-  assert (layout.num_ops, layout.num_edges, layout.num_configs, layout.num_config_ops) == (4, 3, 6, 2)
-  dtypes = {'node_opcode': 'u1', 'node_feat': 'f4', 'edge_index': 'i8', 'node_splits': 'i8', 'computation': 'i8',
-            'config_runtime': 'i8', 'config_id': 'i8', 'extra_feat': 'f4'}
-  own = {'tile': {'config_feat': 'f4', 'config_runtime_normalizers': 'i8'},
-         'layout': {'node_config_ids': 'i8', 'node_config_feat': 'i1'}}
+  assert (layout.num_ops, layout.num_edges, layout.num_configs, layout.num_config_ops) == (
+    4,
+    3,
+    6,
+    2,
+  )
+  dtypes = {
+    'node_opcode': 'u1',
+    'node_feat': 'f4',
+    'edge_index': 'i8',
+    'node_splits': 'i8',
+    'computation': 'i8',
+    'config_runtime': 'i8',
+    'config_id': 'i8',
+    'extra_feat': 'f4',
+  }
+  own = {
+    'tile': {'config_feat': 'f4', 'config_runtime_normalizers': 'i8'},
+    'layout': {'node_config_ids': 'i8', 'node_config_feat': 'i1'},
+  }
   for module in (tile, layout):
     for name, dtype in {**dtypes, **own[module.kind]}.items():
       assert getattr(module, name).dtype == np.dtype(dtype), name
 
 
-@pytest.mark.parametrize(('over', 'where', 'reason', 'found'), [
+@pytest.mark.parametrize(
+  ('over', 'where', 'reason', 'found'),
+  [
     ({'kind': 'tiles'}, 'kind', 'unknown kind', "'tiles'"),
     ({'module_id': ''}, 'module_id', 'empty name', None),
     ({'module_id': 'a\udcff'}, 'module_id', 'name not in Unicode', "'a\\udcff'"),
@@ -60,7 +81,12 @@ def test_dtypes_and_sizes():
     ({'node_feat': np.zeros((4, 140), int)}, 'node_feat', 'wrong dtype', 'int64'),
     ({'edge_index': np.array([[1, 0], [4, 0]])}, 'edge_index[1, 0]', 'value out of range', '4'),
     ({'edge_index': np.array([[1, -1]])}, 'edge_index[0, 1]', 'value out of range', '-1'),
-    ({'edge_index': np.array([[2**63, 0]], np.uint64)}, 'edge_index[0, 0]', 'value out of range', str(2**63)),
+    (
+      {'edge_index': np.array([[2**63, 0]], np.uint64)},
+      'edge_index[0, 0]',
+      'value out of range',
+      str(2**63),
+    ),
     ({'node_splits': np.array([1, 4])}, 'node_splits', 'not a list of splits', '[1, 4]'),
     ({'node_splits': np.array([0, 3, 2])}, 'node_splits', 'not a list of splits', '[0, 3, 2]'),
     ({'node_splits': np.array([], int)}, 'node_splits', 'not a list of splits', '[]'),
@@ -73,23 +99,51 @@ def test_dtypes_and_sizes():
     ({'config_id': np.array([0, 1, 2, 3, 4, 0])}, 'config_id', 'repeated value', None),
     ({'config_id': np.arange(6) - 1}, 'config_id[0]', 'value out of range', '-1'),
     ({'config_id': np.arange(5)}, 'config_id', 'wrong shape', '[5]'),
-    ({'config_runtime': np.array([9, 9, 9, 9, 9, -2])}, 'config_runtime[5]', 'value out of range', '-2'),
-    ({'config_runtime': np.array([9, 9, 0, 9, 9, 9])}, 'config_runtime', 'time too short to be a measurement', '0 ns'),
-    ({'config_runtime': np.array([9, 9, 9, 1, 9, 9])}, 'config_runtime', 'time too short to be a measurement', '1 ns'),
-    ({'config_runtime_normalizers': np.array([5, 0, 5, 5, 5, 5])}, 'config_runtime_normalizers[1]',
-     'normalizer does not fit the runtime', '0 beside a runtime of 2000'),
-    ({'config_runtime': np.full(6, -1)}, 'config_runtime_normalizers[0]', 'normalizer does not fit the runtime',
-     '2000 beside a runtime of -1'),
-])
+    (
+      {'config_runtime': np.array([9, 9, 9, 9, 9, -2])},
+      'config_runtime[5]',
+      'value out of range',
+      '-2',
+    ),
+    (
+      {'config_runtime': np.array([9, 9, 0, 9, 9, 9])},
+      'config_runtime',
+      'time too short to be a measurement',
+      '0 ns',
+    ),
+    (
+      {'config_runtime': np.array([9, 9, 9, 1, 9, 9])},
+      'config_runtime',
+      'time too short to be a measurement',
+      '1 ns',
+    ),
+    (
+      {'config_runtime_normalizers': np.array([5, 0, 5, 5, 5, 5])},
+      'config_runtime_normalizers[1]',
+      'normalizer does not fit the runtime',
+      '0 beside a runtime of 2000',
+    ),
+    (
+      {'config_runtime': np.full(6, -1)},
+      'config_runtime_normalizers[0]',
+      'normalizer does not fit the runtime',
+      '2000 beside a runtime of -1',
+    ),
+  ],
+)
 def test_malformed(over, where, reason, found):
-  fields = {field.name: getattr(_module(), field.name) for field in dataclasses.fields(module_lib.Module)}
+  fields = {
+    field.name: getattr(_module(), field.name) for field in dataclasses.fields(module_lib.Module)
+  }
   with pytest.raises(errors.InputError) as caught:
     module_lib.Module(**{**fields, **over})
   assert (caught.value.where, caught.value.reason, caught.value.found) == (where, reason, found)
   assert caught.value.expected or caught.value.fix
 
 
-@pytest.mark.parametrize(('value', 'found'), [(np.nan, 'nan'), (np.inf, 'inf'), (-np.inf, '-inf'), (1e39, '1e+39')])
+@pytest.mark.parametrize(
+  ('value', 'found'), [(np.nan, 'nan'), (np.inf, 'inf'), (-np.inf, '-inf'), (1e39, '1e+39')]
+)
 @pytest.mark.parametrize('name', ['node_feat', 'config_feat', 'extra_feat'])
 def test_not_finite(name, value, found):
   array = getattr(_module(extra_feat=np.ones((4, 8))), name).astype(np.float64)
@@ -117,15 +171,27 @@ def test_what_few_sources_tell_has_defaults():
 
 
 def test_no_ops_allow_no_edges():
-  empty = {'node_opcode': np.zeros(0, int), 'node_feat': np.zeros((0, 140)), 'node_splits': np.array([0])}
+  empty = {
+    'node_opcode': np.zeros(0, int),
+    'node_feat': np.zeros((0, 140)),
+    'node_splits': np.array([0]),
+  }
   assert _module(**empty, edge_index=np.zeros((0, 2), int)).num_ops == 0
   with pytest.raises(errors.InputError, match='there is no op'):
     _module(**empty, edge_index=np.zeros((1, 2), int))
 
 
-@pytest.mark.parametrize(('splits', 'segments'), [
-    ([0], [0, 0, 0, 0]), ([0, 4], [0, 0, 0, 0]), ([0, 1, 4], [0, 1, 1, 1]), ([0, 1], [0, 1, 1, 1]),
-    ([0, 2, 2, 4], [0, 0, 2, 2]), ([0, 1, 2, 3, 4], [0, 1, 2, 3])])
+@pytest.mark.parametrize(
+  ('splits', 'segments'),
+  [
+    ([0], [0, 0, 0, 0]),
+    ([0, 4], [0, 0, 0, 0]),
+    ([0, 1, 4], [0, 1, 1, 1]),
+    ([0, 1], [0, 1, 1, 1]),
+    ([0, 2, 2, 4], [0, 0, 2, 2]),
+    ([0, 1, 2, 3, 4], [0, 1, 2, 3]),
+  ],
+)
 def test_computation_defaults_to_the_segment(splits, segments):
   module = _module(node_splits=np.array(splits))
   assert module.computation.tolist() == segments
@@ -166,17 +232,35 @@ def test_fingerprint_depends_on_the_graph_alone():
   assert len(base) == 16
   assert _module(edge_index=_EDGES[::-1]).topology_fingerprint() == base
   assert _module(edge_index=_EDGES[[2, 0, 3, 1]].astype('>i4')).topology_fingerprint() == base
-  assert _module(edge_index=_EDGES, node_feat=np.ones((4, 140)), config_runtime=np.full(6, 7), module_id='other',
-                 node_splits=np.array([0, 2, 4])).topology_fingerprint() == base
+  assert (
+    _module(
+      edge_index=_EDGES,
+      node_feat=np.ones((4, 140)),
+      config_runtime=np.full(6, 7),
+      module_id='other',
+      node_splits=np.array([0, 2, 4]),
+    ).topology_fingerprint()
+    == base
+  )
   layout = _module('layout', edge_index=_EDGES, node_opcode=_module().node_opcode)
   assert layout.topology_fingerprint() == base
 
 
-@pytest.mark.parametrize('edges', [
-    _EDGES[:3], _EDGES[:0], _EDGES[:, ::-1], np.vstack([_EDGES, _EDGES[:1]]), [[1, 0], [3, 1], [3, 2], [2, 1]]])
+@pytest.mark.parametrize(
+  'edges',
+  [
+    _EDGES[:3],
+    _EDGES[:0],
+    _EDGES[:, ::-1],
+    np.vstack([_EDGES, _EDGES[:1]]),
+    [[1, 0], [3, 1], [3, 2], [2, 1]],
+  ],
+)
 def test_fingerprint_differs_on_an_edge(edges):
-  assert (_module(edge_index=np.array(edges)).topology_fingerprint()
-          != _module(edge_index=_EDGES).topology_fingerprint())
+  assert (
+    _module(edge_index=np.array(edges)).topology_fingerprint()
+    != _module(edge_index=_EDGES).topology_fingerprint()
+  )
 
 
 def test_fingerprint_differs_on_an_opcode():
@@ -188,18 +272,37 @@ def test_fingerprint_differs_on_an_opcode():
 @pytest.mark.parametrize('kind', ['tile', 'layout'])
 @pytest.mark.parametrize('indices', [[5, 0, 3], [2], [], [0, 1, 2, 3, 4, 5]])
 def test_select_configs(kind, indices):
-  module = _module(kind, config_id=np.arange(6) * 10, dropped_runs={'failed': 3}, unknown_opcodes={'é': 2},
-                   default_config=20, extra_feat=np.ones((4, 3), np.float32))
+  module = _module(
+    kind,
+    config_id=np.arange(6) * 10,
+    dropped_runs={'failed': 3},
+    unknown_opcodes={'é': 2},
+    default_config=20,
+    extra_feat=np.ones((4, 3), np.float32),
+  )
   indices = np.array(indices, np.int64)
   selected = module.select_configs(indices)
-  for name in ('config_runtime', 'config_id', 'config_feat', 'config_runtime_normalizers', 'node_config_feat'):
+  for name in (
+    'config_runtime',
+    'config_id',
+    'config_feat',
+    'config_runtime_normalizers',
+    'node_config_feat',
+  ):
     array = getattr(module, name)
     if array is None:
       assert getattr(selected, name) is None
     else:
       np.testing.assert_array_equal(getattr(selected, name), array[indices])
-  for name in ('node_opcode', 'node_feat', 'edge_index', 'node_splits', 'computation', 'node_config_ids',
-               'extra_feat'):
+  for name in (
+    'node_opcode',
+    'node_feat',
+    'edge_index',
+    'node_splits',
+    'computation',
+    'node_config_ids',
+    'extra_feat',
+  ):
     np.testing.assert_array_equal(getattr(selected, name), getattr(module, name))
   for name in ('module_id', 'dropped_runs', 'unknown_opcodes'):
     assert getattr(selected, name) == getattr(module, name)

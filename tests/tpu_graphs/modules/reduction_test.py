@@ -23,22 +23,38 @@ both = pytest.mark.parametrize('rest', reduction.RESTS)
 
 
 def make(n, edges, config_ops, *, computation=None, splits=(0,), seed=0, **over):
-  """A layout module with three configs, whose ops can be told from each other by opcode and features."""
+  """A layout module with three configs, whose ops can be told from each other by opcode and
+  features.
+  """
   rng = np.random.default_rng(seed)
   feat = np.zeros((n, 140), np.float32)
-  feat[:, :4] = np.stack([np.arange(n) % 2, np.arange(n), rng.integers(-3, 3 * 10**9, n), rng.random(n)], axis=1)
+  feat[:, :4] = np.stack(
+    [np.arange(n) % 2, np.arange(n), rng.integers(-3, 3 * 10**9, n), rng.random(n)], axis=1
+  )
   fields = {
-      'module_id': 'm', 'kind': 'layout', 'node_opcode': np.arange(n) % 120 + 1, 'node_feat': feat,
-      'edge_index': np.array(edges, int).reshape(-1, 2), 'node_splits': np.array(splits), 'computation': computation,
-      'config_runtime': np.array([9, 8, 7]), 'config_id': np.array([4, 0, 2]), 'default_config': 2,
-      'node_config_ids': np.array(config_ops, int), 'dropped_runs': {'slow': 3}, 'unknown_opcodes': {},
-      'node_config_feat': rng.integers(-1, 5, (3, len(config_ops), 18)).astype(np.int8),
-      'extra_feat': np.arange(2 * n, dtype=np.float32).reshape(n, 2)}
+    'module_id': 'm',
+    'kind': 'layout',
+    'node_opcode': np.arange(n) % 120 + 1,
+    'node_feat': feat,
+    'edge_index': np.array(edges, int).reshape(-1, 2),
+    'node_splits': np.array(splits),
+    'computation': computation,
+    'config_runtime': np.array([9, 8, 7]),
+    'config_id': np.array([4, 0, 2]),
+    'default_config': 2,
+    'node_config_ids': np.array(config_ops, int),
+    'dropped_runs': {'slow': 3},
+    'unknown_opcodes': {},
+    'node_config_feat': rng.integers(-1, 5, (3, len(config_ops), 18)).astype(np.int8),
+    'extra_feat': np.arange(2 * n, dtype=np.float32).reshape(n, 2),
+  }
   return module_lib.Module(**{**fields, **over})
 
 
 def naive(module, hops, rest):
-  """The reduced module's ops as lists of ops of `module`, its edges and splits, and the places of configurable ops."""
+  """The reduced module's ops as lists of ops of `module`, its edges and splits, and the places
+  of configurable ops.
+  """
   neighbours = collections.defaultdict(set)
   for a, b in module.edge_index.tolist():
     neighbours[a].add(b)
@@ -82,7 +98,11 @@ def mean(values):
 
 def check(module, hops, rest):
   """Compares `keep_hops` with the oracle; returns the result."""
-  before = {name: np.copy(getattr(module, name)) for name in _FIELDS if isinstance(getattr(module, name), np.ndarray)}
+  before = {
+    name: np.copy(getattr(module, name))
+    for name in _FIELDS
+    if isinstance(getattr(module, name), np.ndarray)
+  }
   found = reduction.keep_hops(module, hops, rest=rest)
   for name, array in before.items():
     np.testing.assert_array_equal(getattr(module, name), array)  # The source stays as it is.
@@ -95,13 +115,26 @@ def check(module, hops, rest):
   assert found.node_opcode.tolist() == [module.node_opcode[op] if op in kept else 0 for op in first]
   for name in ('node_feat', 'extra_feat'):
     feat = getattr(module, name).astype(float).tolist()
-    expected = [feat[group[0]] if group[0] in kept else [mean(column) for column in zip(*(feat[op] for op in group),
-                                                                                        strict=True)] for group in ops]
+    expected = [
+      feat[group[0]]
+      if group[0] in kept
+      else [mean(column) for column in zip(*(feat[op] for op in group), strict=True)]
+      for group in ops
+    ]
     shape = len(ops), getattr(module, name).shape[1]
-    np.testing.assert_allclose(getattr(found, name), np.reshape(expected, shape), rtol=1e-6, err_msg=name)
+    np.testing.assert_allclose(
+      getattr(found, name), np.reshape(expected, shape), rtol=1e-6, err_msg=name
+    )
     assert getattr(found, name).dtype == np.float32
-  for name in ('module_id', 'kind', 'config_runtime', 'config_id', 'node_config_feat', 'dropped_runs',
-               'default_config'):
+  for name in (
+    'module_id',
+    'kind',
+    'config_runtime',
+    'config_id',
+    'node_config_feat',
+    'dropped_runs',
+    'default_config',
+  ):
     np.testing.assert_array_equal(getattr(found, name), getattr(module, name))
   return found
 
@@ -115,13 +148,24 @@ def modules(draw):
   computation = draw(st.none() | st.lists(st.integers(0, 3), min_size=n, max_size=n).map(np.array))
   splits = [0, *sorted(draw(st.lists(st.integers(0, n), max_size=3)))]
   extra = np.zeros((n, draw(st.integers(0, 2))), np.float32)
-  return make(n, edges, config_ops, computation=computation, splits=splits, extra_feat=extra,
-              seed=draw(st.integers(0, 99)))
+  return make(
+    n,
+    edges,
+    config_ops,
+    computation=computation,
+    splits=splits,
+    extra_feat=extra,
+    seed=draw(st.integers(0, 99)),
+  )
 
 
 @_SETTINGS
-@hypothesis.given(module=modules(), hops=st.integers(0, 4), rest=st.sampled_from(reduction.RESTS),
-                  block_rows=st.integers(1, 9))
+@hypothesis.given(
+  module=modules(),
+  hops=st.integers(0, 4),
+  rest=st.sampled_from(reduction.RESTS),
+  block_rows=st.integers(1, 9),
+)
 def test_equals_the_naive_reduction(module, hops, rest, block_rows):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(reduction, '_BLOCK_ROWS', block_rows)
@@ -131,8 +175,9 @@ def test_equals_the_naive_reduction(module, hops, rest, block_rows):
 CHAIN = [(i + 1, i) for i in range(6)]  # 0 -> 1 -> ... -> 6.
 
 
-@pytest.mark.parametrize(('hops', 'ops'), [
-    (0, [3]), (1, [2, 3, 4]), (2, [1, 2, 3, 4, 5]), (3, range(7)), (99, range(7))])
+@pytest.mark.parametrize(
+  ('hops', 'ops'), [(0, [3]), (1, [2, 3, 4]), (2, [1, 2, 3, 4, 5]), (3, range(7)), (99, range(7))]
+)
 def test_hops_count_in_both_directions(hops, ops):
   found = check(make(7, CHAIN, [3]), hops, 'drop')
   assert found.node_feat[:, 1].tolist() == list(ops)
@@ -140,19 +185,29 @@ def test_hops_count_in_both_directions(hops, ops):
 
 @both
 def test_a_large_module(rest):
-  """Several blocks of ops, of many computations that do not lie one after the other, and hops in plenty."""
+  """Several blocks of ops, of many computations that do not lie one after the other, and hops in
+  plenty.
+  """
   n = 3 * reduction._BLOCK_ROWS
   rng = np.random.default_rng(0)
-  edges = np.stack([np.arange(2, n), np.arange(2, n) - rng.integers(1, 3, n - 2)], axis=1)[rng.random(n - 2) < 0.7]
+  edges = np.stack([np.arange(2, n), np.arange(2, n) - rng.integers(1, 3, n - 2)], axis=1)[
+    rng.random(n - 2) < 0.7
+  ]
   feat = np.zeros((n, 140), np.float32)
   feat[np.arange(n), rng.integers(0, 140, n)] = rng.integers(-9, 3 * 10**9, n)
-  module = make(n, edges, rng.integers(0, n, 9), computation=rng.integers(0, 700, n), node_feat=feat)
+  module = make(
+    n, edges, rng.integers(0, n, 9), computation=rng.integers(0, 700, n), node_feat=feat
+  )
   assert 9 < check(module, 1000, rest).num_ops < n
 
 
 @both
 def test_all_kept(rest):
-  for module, hops in ((make(7, CHAIN, [3]), 3), (make(2, [], [1, 0]), 0), (make(1, [(0, 0)], [0]), 0)):
+  for module, hops in (
+    (make(7, CHAIN, [3]), 3),
+    (make(2, [], [1, 0]), 0),
+    (make(1, [(0, 0)], [0]), 0),
+  ):
     assert reduction.keep_hops(module, hops, rest=rest) is module
 
 
@@ -174,9 +229,16 @@ def test_what_is_not_connected(rest):
 
 
 def test_one_summary_for_each_computation():
-  """Ops by computation: 0 1 2 | 3 4 | 5 6 7; op 1 is configurable; 2 calls the computation of 4, and 6 that of 2."""
-  module = make(8, [(1, 0), (2, 1), (2, 4), (4, 3), (6, 5), (6, 2), (7, 6)], [1],
-                computation=np.array([0, 0, 0, 1, 1, 2, 2, 2]), splits=[0, 5, 8])
+  """Ops by computation: 0 1 2 | 3 4 | 5 6 7; op 1 is configurable; 2 calls the computation of 4,
+  and 6 that of 2.
+  """
+  module = make(
+    8,
+    [(1, 0), (2, 1), (2, 4), (4, 3), (6, 5), (6, 2), (7, 6)],
+    [1],
+    computation=np.array([0, 0, 0, 1, 1, 2, 2, 2]),
+    splits=[0, 5, 8],
+  )
   found = check(module, 0, 'summary')
   assert found.computation.tolist() == [0, 0, 1, 2]
   assert found.node_opcode.tolist() == [0, 2, 0, 0]
@@ -200,27 +262,40 @@ def test_features_of_a_summary():
   feat[:, 4] = np.finfo(np.float32).max
   feat[:, 5] = -1
   found = reduction.keep_hops(make(5, [], [0], node_feat=feat), 0, rest='summary')
-  np.testing.assert_allclose(found.node_feat[1, :6], [
-      2**0.5 - 1, 5, 0, math.e**3 - 1, np.finfo(np.float32).max, -1], rtol=1e-6)
+  np.testing.assert_allclose(
+    found.node_feat[1, :6],
+    [2**0.5 - 1, 5, 0, math.e**3 - 1, np.finfo(np.float32).max, -1],
+    rtol=1e-6,
+  )
   assert not found.node_feat[1, 6:].any()
   assert found.node_feat[0].tolist() == feat[0].tolist()
 
 
 def test_a_summary_of_one_op_keeps_its_features():
   rng = np.random.default_rng(0)
-  feat = (rng.random((40, 140)) * 10.0 ** rng.integers(-9, 30, (40, 140)) * rng.choice([-1, 0, 1], (40, 140)))
+  feat = (
+    rng.random((40, 140))
+    * 10.0 ** rng.integers(-9, 30, (40, 140))
+    * rng.choice([-1, 0, 1], (40, 140))
+  )
   module = make(40, [], [0], computation=np.arange(40), node_feat=feat.astype(np.float32))
   found = reduction.keep_hops(module, 0, rest='summary')
   np.testing.assert_allclose(found.node_feat, module.node_feat, rtol=1e-6)
-  np.testing.assert_array_equal(reduction.keep_hops(module, 0, rest='summary').node_feat, found.node_feat)
+  np.testing.assert_array_equal(
+    reduction.keep_hops(module, 0, rest='summary').node_feat, found.node_feat
+  )
 
 
 @both
-@pytest.mark.parametrize(('opcodes', 'names'), [
-    ([5, 0, 0, 7], {}), ([0, 5, 6, 7], {'erf': 1}), ([0, 5, 6, 0], {}), ([5, 6, 7, 8], {})])
+@pytest.mark.parametrize(
+  ('opcodes', 'names'),
+  [([5, 0, 0, 7], {}), ([0, 5, 6, 7], {'erf': 1}), ([0, 5, 6, 0], {}), ([5, 6, 7, 8], {})],
+)
 def test_unknown_opcodes(rest, opcodes, names):
   """Names stay if all ops of unknown opcodes do; the configurable op is the first."""
-  module = make(4, [], [0], node_opcode=np.array(opcodes), unknown_opcodes={'erf': 1} if 0 in opcodes else {})
+  module = make(
+    4, [], [0], node_opcode=np.array(opcodes), unknown_opcodes={'erf': 1} if 0 in opcodes else {}
+  )
   assert reduction.keep_hops(module, 0, rest=rest).unknown_opcodes == names
 
 
@@ -255,10 +330,14 @@ def test_arguments_out_of_range(hops, rest, where):
 @testing.needs_shared
 @both
 def test_a_real_program(rest):
-  module = npz.load(testing.SHARED / 'data/npz/layout/xla/random/valid/unet_3d.4x4.bf16.npz',
-                    choices=feature_choices.FeatureChoices(layout_padding=-1))
+  module = npz.load(
+    testing.SHARED / 'data/npz/layout/xla/random/valid/unet_3d.4x4.bf16.npz',
+    choices=feature_choices.FeatureChoices(layout_padding=-1),
+  )
   sizes = [check(module, hops, rest).num_ops for hops in (0, 1, 3)]
   assert sizes == sorted(sizes)
   assert 62 <= sizes[0] < sizes[2] < module.num_ops
   found = reduction.keep_hops(module, 3, rest=rest)
-  assert records.decode(records.encode_whole(found)).node_splits.tolist() == found.node_splits.tolist()
+  assert (
+    records.decode(records.encode_whole(found)).node_splits.tolist() == found.node_splits.tolist()
+  )

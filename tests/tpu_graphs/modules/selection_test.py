@@ -17,7 +17,9 @@ _SETTINGS = hypothesis.settings(max_examples=60, deadline=None)
 
 
 def make(kind, runtimes, vectors=None, normalizers=None, module_id='m'):
-  """A module whose config i has the runtime i and features that equal those of others with the same `vectors`."""
+  """A module whose config i has the runtime i and features that equal those of others with the
+  same `vectors`.
+  """
   c = len(runtimes)
   runtimes = np.array(runtimes, np.int64)
   vectors = np.arange(c) if vectors is None else np.array(vectors)
@@ -45,7 +47,12 @@ def sample(stream, number, sampling='uniform', seed=0):
 
 @pytest.mark.parametrize('sampling', selection.SAMPLINGS)
 @pytest.mark.parametrize('kind', module_lib.KINDS)
-@hypothesis.given(total=st.integers(0, 20), number=st.integers(1, 22), measured=st.booleans(), seed=st.integers(0, 9))
+@hypothesis.given(
+  total=st.integers(0, 20),
+  number=st.integers(1, 22),
+  measured=st.booleans(),
+  seed=st.integers(0, 9),
+)
 @_SETTINGS
 def test_any_sample(kind, sampling, total, number, measured, seed):
   runtimes = np.random.default_rng(seed).integers(2, 9, total) if measured else np.full(total, -1)
@@ -54,9 +61,17 @@ def test_any_sample(kind, sampling, total, number, measured, seed):
   assert len(found) == min(total, number)
   assert found == sorted(set(found))
   assert found == sample(stream, number, sampling, seed)
-  kept = selection.sample(stream, selection.ConfigSelection(max_configs=number, sampling=sampling, seed=seed)).load()
+  kept = selection.sample(
+    stream, selection.ConfigSelection(max_configs=number, sampling=sampling, seed=seed)
+  ).load()
   whole = stream.load()
-  for name in ('config_runtime', 'config_id', 'config_feat', 'node_config_feat', 'config_runtime_normalizers'):
+  for name in (
+    'config_runtime',
+    'config_id',
+    'config_feat',
+    'node_config_feat',
+    'config_runtime_normalizers',
+  ):
     if getattr(whole, name) is not None:
       np.testing.assert_array_equal(getattr(kept, name), getattr(whole, name)[found])
 
@@ -64,7 +79,13 @@ def test_any_sample(kind, sampling, total, number, measured, seed):
 def test_spread_takes_even_ranks():
   runtimes = np.random.default_rng(1).permutation(11) + 2  # The rank is the runtime - 2.
   stream = make('layout', runtimes)
-  for number, ranks in ((1, [0]), (2, [0, 10]), (3, [0, 5, 10]), (4, [0, 3, 6, 10]), (10, [0, *range(1, 9), 10])):
+  for number, ranks in (
+    (1, [0]),
+    (2, [0, 10]),
+    (3, [0, 5, 10]),
+    (4, [0, 3, 6, 10]),
+    (10, [0, *range(1, 9), 10]),
+  ):
     found = sample(stream, number, 'spread')
     assert sorted(runtimes[found] - 2) == ranks
 
@@ -74,7 +95,9 @@ def test_equal_runtimes_rank_by_position():
 
 
 def test_tile_ranks_by_relative_runtime():
-  stream = make('tile', [100, 50, 90, 10], normalizers=[1000, 100, 300, 1000])  # 0.1, 0.5, 0.3, 0.01.
+  stream = make(
+    'tile', [100, 50, 90, 10], normalizers=[1000, 100, 300, 1000]
+  )  # 0.1, 0.5, 0.3, 0.01.
   assert sample(stream, 2, 'spread') == [1, 3]
   assert sample(stream, 3, 'spread') == [0, 1, 3]
 
@@ -100,7 +123,11 @@ def test_shares_of_a_sample(sampling):
 
 def test_unmeasured_modules_are_sampled_uniformly():
   stream = make('layout', np.full(30, -1))
-  assert sample(stream, 10, 'spread') == sample(stream, 10, 'fastest_biased') == sample(stream, 10, 'uniform')
+  assert (
+    sample(stream, 10, 'spread')
+    == sample(stream, 10, 'fastest_biased')
+    == sample(stream, 10, 'uniform')
+  )
 
 
 def test_unmeasured_configs_count_as_slowest():
@@ -109,14 +136,18 @@ def test_unmeasured_configs_count_as_slowest():
 
 def test_sample_depends_on_seed_and_module():
   runtimes = np.arange(2, 102)
-  samples = {tuple(sample(make('layout', runtimes, module_id=name), 10, seed=seed))
-             for name in ('a', 'b', 'c') for seed in range(3)}
+  samples = {
+    tuple(sample(make('layout', runtimes, module_id=name), 10, seed=seed))
+    for name in ('a', 'b', 'c')
+    for seed in range(3)
+  }
   assert len(samples) == 9
 
 
 def test_sample_reads_nothing():
   def read(rows):
     raise AssertionError('read')
+
   stream = dataclasses.replace(make('layout', range(2, 30)), read=read)
   for sampling in selection.SAMPLINGS:
     sample(stream, 5, sampling)
@@ -138,7 +169,9 @@ def naive(kind, runtimes, normalizers, vectors, dedup):
     kept = members[scale.index(min(scale))] if dedup == 'min' and measured else members[0]
     runtime = runtimes[kept]
     if dedup == 'mean' and len(measured) > 1:
-      mean = sum(runtimes[i] * (normalizers[kept] / normalizers[i] if kind == 'tile' else 1) for i in members)
+      mean = sum(
+        runtimes[i] * (normalizers[kept] / normalizers[i] if kind == 'tile' else 1) for i in members
+      )
       runtime = max(2, round(mean / len(members)))
     result.append((kept, runtime))
   return sorted(result)
@@ -146,15 +179,25 @@ def naive(kind, runtimes, normalizers, vectors, dedup):
 
 @pytest.mark.parametrize('dedup', selection.DEDUPS)
 @pytest.mark.parametrize('kind', module_lib.KINDS)
-@hypothesis.given(configs=st.lists(st.tuples(st.sampled_from([-1, 2, 3, 10, 11, 2**40]), st.sampled_from([1, 7, 100]),
-                                             st.integers(0, 4)), max_size=14))
+@hypothesis.given(
+  configs=st.lists(
+    st.tuples(
+      st.sampled_from([-1, 2, 3, 10, 11, 2**40]), st.sampled_from([1, 7, 100]), st.integers(0, 4)
+    ),
+    max_size=14,
+  )
+)
 @_SETTINGS
 def test_duplicates(kind, dedup, configs):
   runtimes, normalizers, vectors = zip(*configs, strict=True) if configs else ((), (), ())
   stream = make(kind, runtimes, vectors, normalizers)
   found = selection.deduplicate(stream, dedup)
   whole, kept = stream.load(), found.load()
-  expected = list(enumerate(runtimes)) if dedup == 'off' else naive(kind, runtimes, normalizers, vectors, dedup)
+  expected = (
+    list(enumerate(runtimes))
+    if dedup == 'off'
+    else naive(kind, runtimes, normalizers, vectors, dedup)
+  )
   assert list(zip(kept.config_id.tolist(), kept.config_runtime.tolist(), strict=True)) == expected
   rows = [row for row, _ in expected]
   for name in ('config_feat', 'node_config_feat', 'config_runtime_normalizers'):
@@ -164,7 +207,10 @@ def test_duplicates(kind, dedup, configs):
 
 def test_mean_of_equal_normalizers_is_that_of_the_runtimes():
   stream = make('tile', [100, 103, 7], [1, 1, 2], [7, 7, 7])
-  assert selection.deduplicate(stream, 'mean').config_runtime.tolist() == [102, 7]  # 101.5, to even.
+  assert selection.deduplicate(stream, 'mean').config_runtime.tolist() == [
+    102,
+    7,
+  ]  # 101.5, to even.
 
 
 def test_duplicates_over_several_blocks(monkeypatch):
@@ -185,7 +231,9 @@ def test_minus_zero_is_zero():
 
 def test_sample_is_of_distinct_configs():
   stream = make('layout', range(2, 102), [0] * 95 + [1, 2, 3, 4, 5])
-  chosen = selection.select(stream, selection.ConfigSelection(max_configs=4, sampling='spread', dedup='first'))
+  chosen = selection.select(
+    stream, selection.ConfigSelection(max_configs=4, sampling='spread', dedup='first')
+  )
   assert chosen.stream.config_id.tolist() == [0, 95, 97, 99]
   assert (chosen.deduplicated, chosen.sampled_out) == (94, 2)
   nothing = selection.select(stream, selection.ConfigSelection())
@@ -193,7 +241,9 @@ def test_sample_is_of_distinct_configs():
   assert (nothing.deduplicated, nothing.sampled_out) == (0, 0)
 
 
-@pytest.mark.parametrize('kwargs', [{'max_configs': 0}, {'max_configs': -1}, {'sampling': 'best'}, {'dedup': 'on'}])
+@pytest.mark.parametrize(
+  'kwargs', [{'max_configs': 0}, {'max_configs': -1}, {'sampling': 'best'}, {'dedup': 'on'}]
+)
 def test_wrong_options(kwargs):
   with pytest.raises(errors.InputError):
     selection.ConfigSelection(**kwargs)

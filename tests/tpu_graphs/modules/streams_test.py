@@ -18,8 +18,11 @@ from tpu_graphs.modules import module as module_lib
 from tpu_graphs.modules import streams
 from tpu_graphs.sources import npz
 
-_SETTINGS = hypothesis.settings(max_examples=60, deadline=None,
-                                suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+_SETTINGS = hypothesis.settings(
+  max_examples=60,
+  deadline=None,
+  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
 _SAVES = {'stored': np.savez, 'deflated': np.savez_compressed}
 
 
@@ -45,14 +48,21 @@ def _features(module):
 
 @pytest.mark.parametrize('save', list(_SAVES))
 @pytest.mark.parametrize('order', 'CF')
-@hypothesis.given(c=st.integers(0, 12), nc=st.integers(0, 3), dtype=st.sampled_from(['f4', '>f4', 'i1', 'i8', 'f2']),
-                  block=st.sampled_from([1, 60, 300, 10_000]), chosen=st.sets(st.integers(0, 11)))
+@hypothesis.given(
+  c=st.integers(0, 12),
+  nc=st.integers(0, 3),
+  dtype=st.sampled_from(['f4', '>f4', 'i1', 'i8', 'f2']),
+  block=st.sampled_from([1, 60, 300, 10_000]),
+  chosen=st.sets(st.integers(0, 11)),
+)
 @_SETTINGS
 def test_any_rows_of_an_npz_file(monkeypatch, save, order, c, nc, dtype, block, chosen):
   monkeypatch.setattr(npz, '_BLOCK_BYTES', block)
   monkeypatch.setattr(streams, 'BLOCK_BYTES', block)
   values = np.random.default_rng(c).integers(-1, 6, (c, nc, 18))
-  arrays = testing.layout_arrays(c=c, nc=nc, node_config_feat=np.array(values, dtype=dtype, order=order))
+  arrays = testing.layout_arrays(
+    c=c, nc=nc, node_config_feat=np.array(values, dtype=dtype, order=order)
+  )
   stream = stream_of(open_npz(arrays, _SAVES[save]))
   rows = sorted(row for row in chosen if row < c)
   for _ in range(2):  # It can be read again.
@@ -74,14 +84,18 @@ def test_failed_runs_are_left_out(kind):
   module = npz.read(open_npz(arrays), path='d/m.npz')
   assert stream.config_id.tolist() == module.config_id.tolist() == [0, 2, 4]
   assert stream.graph.dropped_runs == module.dropped_runs == {npz.SHORT_RUN: 3}
-  np.testing.assert_array_equal(_features(stream.load()), arrays['config_feat' if kind == 'tile' else
-                                                                 'node_config_feat'][[0, 2, 4]])
+  np.testing.assert_array_equal(
+    _features(stream.load()),
+    arrays['config_feat' if kind == 'tile' else 'node_config_feat'][[0, 2, 4]],
+  )
 
 
 def test_blocks_are_of_the_size_asked_for(monkeypatch):
   monkeypatch.setattr(streams, 'BLOCK_BYTES', 5 * 36)
-  for stream in (stream_of(open_npz(testing.layout_arrays(c=12))),
-                 streams.ConfigStream.of(npz.read(open_npz(testing.layout_arrays(c=12)), path='m'))):
+  for stream in (
+    stream_of(open_npz(testing.layout_arrays(c=12))),
+    streams.ConfigStream.of(npz.read(open_npz(testing.layout_arrays(c=12)), path='m')),
+  ):
     assert [len(block) for block in stream.blocks()] == [5, 5, 2]
 
 
@@ -98,8 +112,12 @@ def test_only_rows_that_are_read_are_checked(order):
 
 
 def damaged(save):
-  """A file with a value of the last config changed, against its checksum, by which alone this is found."""
-  arrays = testing.layout_arrays(n=20, c=50, nc=20, node_config_feat=np.zeros((50, 20, 18), np.float32))
+  """A file with a value of the last config changed, against its checksum, by which alone this is
+  found.
+  """
+  arrays = testing.layout_arrays(
+    n=20, c=50, nc=20, node_config_feat=np.zeros((50, 20, 18), np.float32)
+  )
   data = open_npz(arrays, save).getvalue()
   with zipfile.ZipFile(io.BytesIO(data)) as archive:
     crc = archive.getinfo('node_config_feat.npy').CRC
@@ -128,10 +146,15 @@ def test_little_of_a_stored_member_is_read():
       data = super().read(*args)
       Counting.total += len(data)
       return data
-  stream = stream_of(Counting(open_npz(testing.layout_arrays(n=100, c=1000, nc=100), np.savez).getvalue()))
+
+  stream = stream_of(
+    Counting(open_npz(testing.layout_arrays(n=100, c=1000, nc=100), np.savez).getvalue())
+  )
   before = Counting.total
   joined(stream, [10, 999])
-  assert Counting.total - before < 40_000  # Two rows of 7,200 bytes, a header, and a buffer of zipfile.
+  assert (
+    Counting.total - before < 40_000
+  )  # Two rows of 7,200 bytes, a header, and a buffer of zipfile.
 
 
 def test_array_limit_holds_for_configs_that_are_not_kept():
@@ -151,8 +174,12 @@ def encoded(stream, **kwargs):
 
 
 @pytest.mark.parametrize('kind', module_lib.KINDS)
-@hypothesis.given(c=st.integers(0, 30), most=st.integers(1, 9), block=st.sampled_from([1, 100, 10_000]),
-                  on_disk=st.booleans())
+@hypothesis.given(
+  c=st.integers(0, 30),
+  most=st.integers(1, 9),
+  block=st.sampled_from([1, 100, 10_000]),
+  on_disk=st.booleans(),
+)
 @_SETTINGS
 def test_records_do_not_depend_on_blocks_or_files(monkeypatch, kind, c, most, block, on_disk):
   arrays = testing.arrays(kind, c=c)
@@ -199,8 +226,15 @@ def test_statistics_of_blocks(monkeypatch, kind, block):
 
 
 @pytest.mark.parametrize('kind', module_lib.KINDS)
-@hypothesis.given(c=st.integers(0, 30), nc=st.integers(0, 2), shares=st.integers(1, 5), seed=st.integers(0, 9),
-                  block=st.sampled_from([1, 100, 10_000]), on_disk=st.booleans(), chosen=st.sets(st.integers(0, 29)))
+@hypothesis.given(
+  c=st.integers(0, 30),
+  nc=st.integers(0, 2),
+  shares=st.integers(1, 5),
+  seed=st.integers(0, 9),
+  block=st.sampled_from([1, 100, 10_000]),
+  on_disk=st.booleans(),
+  chosen=st.sets(st.integers(0, 29)),
+)
 @_SETTINGS
 def test_parts_put_together(monkeypatch, kind, c, nc, shares, seed, block, on_disk, chosen):
   module = npz.read(open_npz(testing.arrays(kind, c=c, nc=nc)), path='d/m.npz')
@@ -227,13 +261,16 @@ def test_memory_does_not_depend_on_the_number_of_configs(monkeypatch, save):
   monkeypatch.setattr(npz, '_BLOCK_BYTES', 1 << 18)
   peaks = []
   for c in (1000, 8000):  # 2.3 and 18 MB as int8, four times that as float32.
-    arrays = testing.layout_arrays(c=c, node_config_ids=np.zeros(128, int),
-                                   node_config_feat=np.ones((c, 128, 18), np.float32))
+    arrays = testing.layout_arrays(
+      c=c, node_config_ids=np.zeros(128, int), node_config_feat=np.ones((c, 128, 18), np.float32)
+    )
     file = open_npz(arrays, _SAVES[save])
     del arrays
     tracemalloc.start()
-    count = sum(record.sizes['configs'] for record in
-                records.encode_stream(stream_of(file), records.RecordOptions(max_configs=100)))
+    count = sum(
+      record.sizes['configs']
+      for record in records.encode_stream(stream_of(file), records.RecordOptions(max_configs=100))
+    )
     peaks.append(tracemalloc.get_traced_memory()[1])
     tracemalloc.stop()
     assert count == c

@@ -1,4 +1,6 @@
-"""Tests of tpu_graphs.sources.candidates: random layouts against naive rules, and files of configs."""
+"""Tests of tpu_graphs.sources.candidates: random layouts against naive rules, and files of
+configs.
+"""
 
 import collections
 import io
@@ -42,10 +44,14 @@ class _Program:
   def dot(self, sizes, operands, batch=((), ()), layout=()):
     added = self.add('dot', sizes, operands, layout)
     dots = protos.DotModule()
-    dots.computations.add().instructions.add().dot_dimension_numbers.MergeFrom(type(
-        dots.computations[0].instructions[0].dot_dimension_numbers)(
-            lhs_batch_dimensions=batch[0], rhs_batch_dimensions=batch[1]))
-    self._computation.instructions[-1].MergeFromString(dots.computations[0].instructions[0].SerializeToString())
+    dots.computations.add().instructions.add().dot_dimension_numbers.MergeFrom(
+      type(dots.computations[0].instructions[0].dot_dimension_numbers)(
+        lhs_batch_dimensions=batch[0], rhs_batch_dimensions=batch[1]
+      )
+    )
+    self._computation.instructions[-1].MergeFromString(
+      dots.computations[0].instructions[0].SerializeToString()
+    )
     return added
 
   def configs(self, count=_MANY, seed=0):
@@ -74,7 +80,7 @@ def _in_place(output, input_, output_order, input_order):
 
 def _ones_are_major(order, sizes):
   ones = [i for i in range(len(sizes)) if sizes[i] == 1]
-  return list(order[len(order) - len(ones):]) == ones[::-1]
+  return list(order[len(order) - len(ones) :]) == ones[::-1]
 
 
 def _assert_well_formed(module, count):
@@ -100,7 +106,9 @@ def test_convolution_orders_batch_and_feature(layout):
   orders = _orders(module)
   own = (0, 3) if layout and layout.index(0) < layout.index(3) else (3, 0)
   assert orders[0] == ((1, 0), own, (3, 2))
-  assert sorted(orders) == sorted(itertools.product([(0, 1), (1, 0)], [(0, 3), (3, 0)], [(2, 3), (3, 2)]))
+  assert sorted(orders) == sorted(
+    itertools.product([(0, 1), (1, 0)], [(0, 3), (3, 0)], [(2, 3), (3, 2)])
+  )
   _assert_well_formed(module, 8)
 
 
@@ -114,10 +122,14 @@ def test_dot_of_matrices():
 
 def test_dot_leaves_batch_dimensions_out():
   program = _Program()
-  program.dot((7, 8, 32), [program.parameter(8, 7, 16), program.parameter(16, 32, 7)], batch=([1], [2]))
+  program.dot(
+    (7, 8, 32), [program.parameter(8, 7, 16), program.parameter(16, 32, 7)], batch=([1], [2])
+  )
   orders = _orders(program.configs())
   assert orders[0] == ((2, 1), (2, 0), (1, 0))
-  assert sorted(orders) == sorted(itertools.product([(1, 2), (2, 1)], [(0, 2), (2, 0)], [(0, 1), (1, 0)]))
+  assert sorted(orders) == sorted(
+    itertools.product([(1, 2), (2, 1)], [(0, 2), (2, 0)], [(0, 1), (1, 0)])
+  )
 
 
 def test_dot_of_vectors():
@@ -127,7 +139,9 @@ def test_dot_of_vectors():
 
 
 # Each as found in a published file, but for what a config leaves to the compiler.
-@pytest.mark.parametrize(('output', 'input_', 'expected'), [
+@pytest.mark.parametrize(
+  ('output', 'input_', 'expected'),
+  [
     ((512, 1664), (6656, 128), {((1, 0), (1, 0))}),
     ((512, 14, 128), (512, 1792), {((2, 1, 0), (1, 0)), ((0, 2, 1), (0, 1))}),
     ((6656,), (512, 13), {((0,), (1, 0))}),
@@ -137,9 +151,20 @@ def test_dot_of_vectors():
     ((), (1,), {((), (0,))}),
     ((1,), (), {((0,), ())}),
     ((512, 1), (512,), {((0, 1), (0,))}),
-    ((96, 96, 96), (1, 96, 96, 96), {
-        ((0, 1, 2), (1, 2, 3, 0)), ((0, 2, 1), (1, 3, 2, 0)), ((1, 0, 2), (2, 1, 3, 0)), ((1, 2, 0), (2, 3, 1, 0)),
-        ((2, 0, 1), (3, 1, 2, 0)), ((2, 1, 0), (3, 2, 1, 0))})])
+    (
+      (96, 96, 96),
+      (1, 96, 96, 96),
+      {
+        ((0, 1, 2), (1, 2, 3, 0)),
+        ((0, 2, 1), (1, 3, 2, 0)),
+        ((1, 0, 2), (2, 1, 3, 0)),
+        ((1, 2, 0), (2, 3, 1, 0)),
+        ((2, 0, 1), (3, 1, 2, 0)),
+        ((2, 1, 0), (3, 2, 1, 0)),
+      },
+    ),
+  ],
+)
 def test_reshape_as_published(output, input_, expected):
   program = _Program()
   program.add('reshape', output, [program.parameter(*input_)])
@@ -151,7 +176,9 @@ def test_reshape_as_published(output, input_, expected):
 
 
 # Shapes that make no reshape, of which any program may be full.
-@pytest.mark.parametrize(('output', 'input_'), [((2, 3), (2, 4)), ((0, 5), (5, 0)), ((2, -1), (2, 2)), ((2, 1), ())])
+@pytest.mark.parametrize(
+  ('output', 'input_'), [((2, 3), (2, 4)), ((0, 5), (5, 0)), ((2, -1), (2, 2)), ((2, 1), ())]
+)
 def test_reshape_that_is_none(output, input_):
   program = _Program()
   program.add('reshape', output, [program.parameter(*input_)])
@@ -191,9 +218,14 @@ def test_reshape_has_every_pair_of_layouts_that_moves_nothing(data):
     input_, output = output, input_
   program.add('reshape', output, [program.parameter(*input_)])
   expected = {
-      (*pair, ()) for pair in itertools.product(
-          itertools.permutations(range(len(output))), itertools.permutations(range(len(input_))))
-      if _ones_are_major(pair[0], output) and _ones_are_major(pair[1], input_) and _in_place(output, input_, *pair)}
+    (*pair, ())
+    for pair in itertools.product(
+      itertools.permutations(range(len(output))), itertools.permutations(range(len(input_)))
+    )
+    if _ones_are_major(pair[0], output)
+    and _ones_are_major(pair[1], input_)
+    and _in_place(output, input_, *pair)
+  }
   assert set(_orders(program.configs())) == expected
 
 
@@ -206,7 +238,9 @@ def _programs(draw):
     sizes = draw(_sizes(8))
     return sizes, draw(st.sampled_from([(), draw(st.permutations(range(len(sizes))))]))
 
-  for opcode in draw(st.lists(st.sampled_from(['dot', 'reshape', 'convolution', 'negate']), max_size=6)):
+  for opcode in draw(
+    st.lists(st.sampled_from(['dot', 'reshape', 'convolution', 'negate']), max_size=6)
+  ):
     num_operands = 1 if opcode in ('reshape', 'negate') else 2
     operands = [tensor() for _ in range(num_operands)]
     ids = [program.parameter(*sizes, layout=layout) for sizes, layout in operands]
@@ -215,9 +249,12 @@ def _programs(draw):
       output, layout = draw(st.permutations(operands[0][0])), ()
     told = [set(range(len(sizes))) for sizes in (output, operands[0][0], operands[-1][0])]
     if opcode == 'dot':
-      batch = [draw(st.sets(st.sampled_from(range(len(sizes))))) if sizes else set() for sizes, _ in operands]
-      batch[1] = set(sorted(batch[1])[:len(batch[0])])
-      batch[0] = set(sorted(batch[0])[:len(batch[1])])
+      batch = [
+        draw(st.sets(st.sampled_from(range(len(sizes))))) if sizes else set()
+        for sizes, _ in operands
+      ]
+      batch[1] = set(sorted(batch[1])[: len(batch[0])])
+      batch[0] = set(sorted(batch[0])[: len(batch[1])])
       program.dot(output, ids, batch=batch, layout=layout)
       told = [told[0] - set(range(len(batch[0]))), told[1] - batch[0], told[2] - batch[1]]
     else:
@@ -255,11 +292,20 @@ def test_default_is_the_own_layout():
   program = _Program()
   left = program.parameter(2, 3, 5, layout=(1, 2, 0))
   program.add('reshape', (5, 6), [left], layout=(1, 0))
-  program.dot((2, 3), [program.parameter(2, 5, layout=(1, 0)), program.parameter(5, 3, layout=(0, 1))], layout=(0, 1))
-  program.add('reshape', (3, 1, 2), [program.parameter(3, 2, layout=(5, 7))], layout=(0, 1))  # Layouts of other shapes.
+  program.dot(
+    (2, 3),
+    [program.parameter(2, 5, layout=(1, 0)), program.parameter(5, 3, layout=(0, 1))],
+    layout=(0, 1),
+  )
+  program.add(
+    'reshape', (3, 1, 2), [program.parameter(3, 2, layout=(5, 7))], layout=(0, 1)
+  )  # Layouts of other shapes.
   module = program.configs(count=1)
   assert [_orders(module, op)[0] for op in range(3)] == [
-      ((1, 0), (1, 2, 0), ()), ((0, 1), (1, 0), (0, 1)), ((2, 0, 1), (1, 0), ())]
+    ((1, 0), (1, 2, 0), ()),
+    ((0, 1), (1, 0), (0, 1)),
+    ((2, 0, 1), (1, 0), ()),
+  ]
 
 
 def test_all_configs_there_are_and_no_repeats():
@@ -272,7 +318,9 @@ def test_all_configs_there_are_and_no_repeats():
     assert module.num_configs == min(count, 16)
   every = {config.tobytes() for config in program.configs().node_config_feat}
   assert every == {config.tobytes() for config in program.configs(seed=1).node_config_feat}
-  assert not np.array_equal(program.configs(seed=1).node_config_feat, program.configs(seed=2).node_config_feat)
+  assert not np.array_equal(
+    program.configs(seed=1).node_config_feat, program.configs(seed=2).node_config_feat
+  )
 
 
 def test_each_layout_is_as_likely_as_any_other():
@@ -300,7 +348,9 @@ def test_ops_that_are_alike_share_their_layouts():
 
 def test_rank_beyond_six_tells_the_six_most_minor():
   program = _Program()
-  program.dot((2,) * 7, [program.parameter(*(2,) * 7), program.parameter(*(2,) * 8, layout=tuple(range(8)))])
+  program.dot(
+    (2,) * 7, [program.parameter(*(2,) * 7), program.parameter(*(2,) * 8, layout=tuple(range(8)))]
+  )
   program.add('reshape', (2,) * 7, [program.parameter(*(2,) * 7)])
   program.add('reshape', (8,), [program.parameter(*(1,) * 7, 8)])
   module = program.configs(count=100)
@@ -333,9 +383,14 @@ def _high_rank(program):
   program.add('reshape', (1,) * 128, [program.parameter(1)])
 
 
-@pytest.mark.parametrize(('build', 'reason'), [
-    (_reshape_of_nothing, 'wrong operands of a reshape'), (_dot_of_one, 'wrong operands of a dot'),
-    (_high_rank, 'too many dimensions')])
+@pytest.mark.parametrize(
+  ('build', 'reason'),
+  [
+    (_reshape_of_nothing, 'wrong operands of a reshape'),
+    (_dot_of_one, 'wrong operands of a dot'),
+    (_high_rank, 'too many dimensions'),
+  ],
+)
 def test_malformed_op_is_named(build, reason):
   program = _Program()
   build(program)
@@ -374,29 +429,43 @@ def _golden(stem):
   return program, extraction.modules[0], hlo_pb2.HloModuleProto.FromString(program)
 
 
-@pytest.mark.parametrize('stem', sorted(path.stem for path in (testing.GOLDEN / 'modules').glob('*.npz')))
+@pytest.mark.parametrize(
+  'stem', sorted(path.stem for path in (testing.GOLDEN / 'modules').glob('*.npz'))
+)
 def test_real_programs(stem):
   program, module, message = _golden(stem)
   module = candidates.random_layouts(program, module, count=20, seed=3)
   _assert_well_formed(module, 20)
   assert module.num_configs == 20
-  instructions = [instruction for computation in message.computations for instruction in computation.instructions]
+  instructions = [
+    instruction for computation in message.computations for instruction in computation.instructions
+  ]
   shapes = {instruction.id: list(instruction.shape.dimensions) for instruction in instructions}
   assert module.node_config_ids.tolist() == [
-      i for i, instruction in enumerate(instructions) if instruction.opcode in candidates.CONFIGURABLE_OPCODES]
+    i
+    for i, instruction in enumerate(instructions)
+    if instruction.opcode in candidates.CONFIGURABLE_OPCODES
+  ]
   assert candidates.op_names(program) == [instruction.name for instruction in instructions]
   for op, node in enumerate(module.node_config_ids):
     instruction = instructions[node]
-    ranks = [len(sizes) for sizes in (instruction.shape.dimensions, *(shapes[i] for i in instruction.operand_ids))]
+    ranks = [
+      len(sizes)
+      for sizes in (instruction.shape.dimensions, *(shapes[i] for i in instruction.operand_ids))
+    ]
     convolution, dot = instruction.convolution_dimension_numbers, instruction.dot_dimension_numbers
     if instruction.opcode == 'convolution':
-      told = [{convolution.output_batch_dimension, convolution.output_feature_dimension},
-              {convolution.input_batch_dimension, convolution.input_feature_dimension},
-              {convolution.kernel_input_feature_dimension, convolution.kernel_output_feature_dimension}]
+      told = [
+        {convolution.output_batch_dimension, convolution.output_feature_dimension},
+        {convolution.input_batch_dimension, convolution.input_feature_dimension},
+        {convolution.kernel_input_feature_dimension, convolution.kernel_output_feature_dimension},
+      ]
     elif instruction.opcode == 'dot':
-      told = [set(range(ranks[0])[len(dot.lhs_batch_dimensions):]),
-              set(range(ranks[1])) - set(dot.lhs_batch_dimensions),
-              set(range(ranks[2])) - set(dot.rhs_batch_dimensions)]
+      told = [
+        set(range(ranks[0])[len(dot.lhs_batch_dimensions) :]),
+        set(range(ranks[1])) - set(dot.lhs_batch_dimensions),
+        set(range(ranks[2])) - set(dot.rhs_batch_dimensions),
+      ]
       assert all(len(told_of_tensor) == 2 for told_of_tensor in told) or stem == 'misc_ops_unopt'
     else:
       told = [*(set(range(rank)) for rank in ranks), set()]
@@ -412,7 +481,9 @@ def test_real_programs(stem):
 
 @testing.needs_shared
 def test_configs_of_a_published_program_are_among_those_proposed():
-  extraction = hlo.read((testing.SHARED / 'data' / 'module_tuning_data_layout.pb').read_bytes(), kind='layout')
+  extraction = hlo.read(
+    (testing.SHARED / 'data' / 'module_tuning_data_layout.pb').read_bytes(), kind='layout'
+  )
   published = extraction.modules[0]
   module = candidates.random_layouts(extraction.program(0), published, count=500, seed=0)
   assert module.node_config_ids.tolist() == sorted(published.node_config_ids.tolist())
@@ -440,6 +511,7 @@ def _read_npz(arrays):
 @pytest.fixture
 def write(tmp_path):
   """Writes an npz file of arrays and returns its path."""
+
   def write(**arrays):
     path = tmp_path / 'cönfigs π.npz'
     np.savez(path, **arrays)
@@ -451,7 +523,11 @@ def write(tmp_path):
 @pytest.mark.parametrize('dtype', [np.int8, np.int64, np.float32, np.float64])
 def test_layout_configs_of_a_file(write, dtype):
   feat = np.random.default_rng(0).integers(-1, 5, (7, 3, 18))
-  path = write(node_config_ids=np.array([4, 0, 2], np.int32), node_config_feat=feat.astype(dtype), score=np.zeros(7))
+  path = write(
+    node_config_ids=np.array([4, 0, 2], np.int32),
+    node_config_feat=feat.astype(dtype),
+    score=np.zeros(7),
+  )
   original = _layout_module()
   module = candidates.read(path, original)
   np.testing.assert_array_equal(module.node_config_feat, feat)
@@ -483,25 +559,69 @@ def test_published_file_gives_its_configs(write):
 _IDS, _FEAT = np.array([0, 4]), np.zeros((3, 2, 18), np.float32)
 
 
-@pytest.mark.parametrize(('arrays', 'where', 'reason'), [
+@pytest.mark.parametrize(
+  ('arrays', 'where', 'reason'),
+  [
     ({'node_config_ids': _IDS}, 'node_config_feat', 'array missing'),
     ({'node_config_feat': _FEAT}, 'node_config_ids', 'array missing'),
-    ({'config_feat': np.zeros((2, 24), np.float32)}, None, 'found a tile file, expected a layout file'),
+    (
+      {'config_feat': np.zeros((2, 24), np.float32)},
+      None,
+      'found a tile file, expected a layout file',
+    ),
     ({'score': np.zeros(3)}, None, 'neither a tile nor a layout file'),
     ({}, None, 'neither a tile nor a layout file'),
-    ({'node_config_ids': _IDS, 'node_config_feat': _FEAT, 'config_feat': np.zeros((2, 24))}, None, 'both'),
-    ({'node_config_ids': _IDS, 'node_config_feat': _FEAT[:, :1]}, 'node_config_feat', 'wrong shape'),
-    ({'node_config_ids': _IDS, 'node_config_feat': _FEAT[..., :17]}, 'node_config_feat', 'wrong shape'),
+    (
+      {'node_config_ids': _IDS, 'node_config_feat': _FEAT, 'config_feat': np.zeros((2, 24))},
+      None,
+      'both',
+    ),
+    (
+      {'node_config_ids': _IDS, 'node_config_feat': _FEAT[:, :1]},
+      'node_config_feat',
+      'wrong shape',
+    ),
+    (
+      {'node_config_ids': _IDS, 'node_config_feat': _FEAT[..., :17]},
+      'node_config_feat',
+      'wrong shape',
+    ),
     ({'node_config_ids': _IDS, 'node_config_feat': _FEAT[0]}, 'node_config_feat', 'wrong shape'),
     ({'node_config_ids': _IDS * 1.0, 'node_config_feat': _FEAT}, 'node_config_ids', 'wrong dtype'),
     ({'node_config_ids': _IDS, 'node_config_feat': _FEAT > 0}, 'node_config_feat', 'wrong dtype'),
-    ({'node_config_ids': _IDS, 'node_config_feat': _FEAT.astype(object)}, 'node_config_feat', 'pickled objects'),
-    ({'node_config_ids': _IDS + 1, 'node_config_feat': _FEAT}, 'node_config_ids[1]', 'found 5, expected 0 to 4'),
-    ({'node_config_ids': _IDS - 1, 'node_config_feat': _FEAT}, 'node_config_ids[0]', 'found -1, expected 0 to 4'),
-    ({'node_config_ids': _IDS, 'node_config_feat': _FEAT + 0.5}, 'node_config_feat[0, 0, 0]', 'not a small integer'),
-    ({'node_config_ids': _IDS, 'node_config_feat': _FEAT + np.nan}, 'node_config_feat[0, 0, 0]', 'found nan'),
-    ({'node_config_ids': _IDS, 'node_config_feat': _FEAT + 128}, 'node_config_feat[0, 0, 0]', 'found 128'),
-    ({'node_config_ids': _IDS, 'node_config_feat': _FEAT[:0]}, None, 'file without configs')])
+    (
+      {'node_config_ids': _IDS, 'node_config_feat': _FEAT.astype(object)},
+      'node_config_feat',
+      'pickled objects',
+    ),
+    (
+      {'node_config_ids': _IDS + 1, 'node_config_feat': _FEAT},
+      'node_config_ids[1]',
+      'found 5, expected 0 to 4',
+    ),
+    (
+      {'node_config_ids': _IDS - 1, 'node_config_feat': _FEAT},
+      'node_config_ids[0]',
+      'found -1, expected 0 to 4',
+    ),
+    (
+      {'node_config_ids': _IDS, 'node_config_feat': _FEAT + 0.5},
+      'node_config_feat[0, 0, 0]',
+      'not a small integer',
+    ),
+    (
+      {'node_config_ids': _IDS, 'node_config_feat': _FEAT + np.nan},
+      'node_config_feat[0, 0, 0]',
+      'found nan',
+    ),
+    (
+      {'node_config_ids': _IDS, 'node_config_feat': _FEAT + 128},
+      'node_config_feat[0, 0, 0]',
+      'found 128',
+    ),
+    ({'node_config_ids': _IDS, 'node_config_feat': _FEAT[:0]}, None, 'file without configs'),
+  ],
+)
 def test_fault_in_layout_configs(write, arrays, where, reason):
   path = write(**arrays)
   with pytest.raises(errors.InputError, match=reason) as caught:
@@ -509,13 +629,21 @@ def test_fault_in_layout_configs(write, arrays, where, reason):
   assert (caught.value.path, caught.value.where) == (str(path), where)
 
 
-@pytest.mark.parametrize(('arrays', 'where', 'reason'), [
-    ({'node_config_ids': _IDS, 'node_config_feat': _FEAT}, None, 'found a layout file, expected a tile file'),
+@pytest.mark.parametrize(
+  ('arrays', 'where', 'reason'),
+  [
+    (
+      {'node_config_ids': _IDS, 'node_config_feat': _FEAT},
+      None,
+      'found a layout file, expected a tile file',
+    ),
     ({'config_feat': np.zeros((3, 18), np.float32)}, 'config_feat', 'wrong shape'),
     ({'config_feat': np.zeros((3, 24), np.int32)}, 'config_feat', 'wrong dtype'),
     ({'config_feat': np.full((3, 24), np.inf)}, 'config_feat[0, 0]', 'not finite'),
     ({'config_feat': np.full((3, 24), 1e300)}, 'config_feat[0, 0]', 'not finite'),
-    ({'config_feat': np.zeros((0, 24), np.float32)}, None, 'file without configs')])
+    ({'config_feat': np.zeros((0, 24), np.float32)}, None, 'file without configs'),
+  ],
+)
 def test_fault_in_tile_configs(write, arrays, where, reason):
   path = write(**arrays)
   with pytest.raises(errors.InputError, match=reason) as caught:
@@ -532,8 +660,15 @@ def test_file_that_is_none(tmp_path, content):
   assert caught.value.path == str(path)
 
 
-@pytest.mark.parametrize(('name', 'reason'), [
-    ('none.npz', 'cannot read file'), ('', 'unknown format'), ('c.txt', 'unknown format'), ('c', 'unknown format')])
+@pytest.mark.parametrize(
+  ('name', 'reason'),
+  [
+    ('none.npz', 'cannot read file'),
+    ('', 'unknown format'),
+    ('c.txt', 'unknown format'),
+    ('c', 'unknown format'),
+  ],
+)
 def test_file_that_cannot_be_read(tmp_path, name, reason):
   with pytest.raises(errors.InputError, match=reason):
     candidates.read(tmp_path / name, _layout_module())
@@ -556,7 +691,9 @@ def test_saved_configs_are_read_again(tmp_path, make):
   assert [other.name for other in tmp_path.iterdir()] == ['π.npz']
 
 
-@pytest.mark.parametrize(('name', 'reason'), [('none/c.npz', 'cannot write'), ('c.csv', 'unknown format')])
+@pytest.mark.parametrize(
+  ('name', 'reason'), [('none/c.npz', 'cannot write'), ('c.csv', 'unknown format')]
+)
 def test_place_that_cannot_be_written(tmp_path, name, reason):
   with pytest.raises(errors.InputError, match=reason) as caught:
     candidates.save(tmp_path / name, _tile_module(), np.zeros(4))
@@ -570,12 +707,14 @@ def test_layout_config_in_words():
   module = program.configs()
   names = candidates.op_names(program.message.SerializeToString())
   assert candidates.describe(module, 0, names=names).splitlines() == [
-      'op     opcode   output  input  kernel',
-      'dot-π  dot      {1,0}   {1,0}  {1,0}',
-      'flat   reshape  -       {0}    -']
+    'op     opcode   output  input  kernel',
+    'dot-π  dot      {1,0}   {1,0}  {1,0}',
+    'flat   reshape  -       {0}    -',
+  ]
   other = _orders(module).index(((0, 1), (1, 0), (0, 1)))
   assert candidates.describe(module, other, names=names).splitlines()[1] == (
-      'dot-π  dot      {0,1}   {1,0}  {0,1}   changed')
+    'dot-π  dot      {0,1}   {1,0}  {0,1}   changed'
+  )
   unknown = candidates.describe(module.select_configs([other]), 0).splitlines()
   assert unknown[1] == '2   dot      {0,1}   {1,0}  {0,1}'
   assert unknown[2].startswith('4   reshape')
@@ -585,5 +724,7 @@ def test_tile_config_in_words():
   feat = np.zeros((1, 24), np.float32)
   feat[0, :8] = [3, 3, 0, 16, 0, 0, 22, 0]
   feat[0, 8:10] = [1e6, 128]
-  [line] = candidates.describe(_read_npz(testing.tile_arrays(c=1, config_feat=feat)), 0).splitlines()
+  [line] = candidates.describe(
+    _read_npz(testing.tile_arrays(c=1, config_feat=feat)), 0
+  ).splitlines()
   assert line == 'kernel_bounds {3,3,0,16}  output_bounds {1e+06,128}  input_bounds {}'

@@ -1,4 +1,6 @@
-"""Tests of tpu_graphs.sources.download: plans, the order of things on disk, and archives that no archive should be."""
+"""Tests of tpu_graphs.sources.download: plans, the order of things on disk, and archives that no
+archive should be.
+"""
 
 import collections
 import fcntl
@@ -46,8 +48,11 @@ def files(number=3, part=PART, size=1000):
 
 def tree(folder):
   """Path below `folder` -> content of every file, but for the lock."""
-  return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(pathlib.Path(folder).rglob('*'))
-          if path.is_file() and path.name != '.download.lock'}
+  return {
+    path.relative_to(folder).as_posix(): path.read_bytes()
+    for path in sorted(pathlib.Path(folder).rglob('*'))
+    if path.is_file() and path.name != '.download.lock'
+  }
 
 
 def unpacked(number=3, part=PART, size=1000):
@@ -67,7 +72,9 @@ def site(monkeypatch):
 
 
 def make_plan(site, output, parts=(PART,), **options):
-  return download.plan(output, parts, server=transfer.Server(site.url, attempts=2, first_wait_s=0), **options)
+  return download.plan(
+    output, parts, server=transfer.Server(site.url, attempts=2, first_wait_s=0), **options
+  )
 
 
 def unpack(tmp_path, content):
@@ -79,22 +86,43 @@ def unpack(tmp_path, content):
 def test_names_are_those_of_the_published_files():
   parts = download.choose(['all'], ['train', 'valid', 'test'])
   assert len(parts) == len(set(parts)) == 15
-  assert [part.archive for part in download.choose(['tile:xla', 'layout:nlp:default'], ['test', 'train'])] == [
-      'npz_tile_xla_test.tar', 'npz_tile_xla_train.tar', 'npz_layout_nlp_default_test.tar',
-      'npz_layout_nlp_default_train.tar']
+  assert [
+    part.archive for part in download.choose(['tile:xla', 'layout:nlp:default'], ['test', 'train'])
+  ] == [
+    'npz_tile_xla_test.tar',
+    'npz_tile_xla_train.tar',
+    'npz_layout_nlp_default_test.tar',
+    'npz_layout_nlp_default_train.tar',
+  ]
   assert download.Part('tile:xla', 'train').folder == 'npz/tile/xla/train'
   assert PART.folder == 'npz/layout/xla/random/valid'
 
 
 def test_choose_takes_each_part_once():
-  assert download.choose(['tile:xla', 'all', 'tile:xla'], ['test', 'test']) == download.choose(['all'], ['test'])
+  assert download.choose(['tile:xla', 'all', 'tile:xla'], ['test', 'test']) == download.choose(
+    ['all'], ['test']
+  )
 
 
-@pytest.mark.parametrize(('collections', 'splits', 'message'), [
-    (['tile'], ['test'], r"--collection: unknown collection: found 'tile', expected tile:xla, .*, all"),
-    (['all', 'x'], ['test'], "unknown collection: found 'x'"), ([], ['test'], 'unknown collection: found none'),
-    (['all'], ['validation'], "--split: unknown split: found 'validation', expected train, valid, test"),
-    (['all'], [], 'unknown split: found none'), (['all'], [''], "unknown split: found ''")])
+@pytest.mark.parametrize(
+  ('collections', 'splits', 'message'),
+  [
+    (
+      ['tile'],
+      ['test'],
+      r"--collection: unknown collection: found 'tile', expected tile:xla, .*, all",
+    ),
+    (['all', 'x'], ['test'], "unknown collection: found 'x'"),
+    ([], ['test'], 'unknown collection: found none'),
+    (
+      ['all'],
+      ['validation'],
+      "--split: unknown split: found 'validation', expected train, valid, test",
+    ),
+    (['all'], [], 'unknown split: found none'),
+    (['all'], [''], "unknown split: found ''"),
+  ],
+)
 def test_choose_refuses_other_names(collections, splits, message):
   with pytest.raises(errors.InputError, match=message):
     download.choose(collections, splits)
@@ -117,7 +145,9 @@ def test_what_is_complete_is_skipped_without_a_server(site, tmp_path):
   site.requests.clear()
   plan = make_plan(site, tmp_path)
   assert (plan.missing_bytes, plan.disk_bytes) == (0, 0)
-  assert plan.describe() == f'{PART.archive}    complete\nto download                         0 bytes'
+  assert (
+    plan.describe() == f'{PART.archive}    complete\nto download                         0 bytes'
+  )
   download.run(plan)
   assert site.requests == []
   assert tree(tmp_path) == before
@@ -187,18 +217,24 @@ def test_describe(site, tmp_path, monkeypatch):
   site.put(other.archive, bytes(3 << 20))
   site.put(PART.archive, bytes(2 << 20))
   (tmp_path / f'{PART.archive}.partial.json').write_text(
-      f'{{"url": "{site.url}/{PART.archive}", "size": {2 << 20}, "version": "\\"1\\""}}')
+    f'{{"url": "{site.url}/{PART.archive}", "size": {2 << 20}, "version": "\\"1\\""}}'
+  )
   assert make_plan(site, tmp_path, (PART, other)).describe().splitlines() == [
-      'npz_layout_xla_random_valid.tar     2.0 MiB  1.0 MiB of it here',
-      'npz_tile_xla_test.tar               3.0 MiB',
-      'to download                         4.0 MiB',
-      'disk needed                         7.0 MiB  5.0 GiB free']
+    'npz_layout_xla_random_valid.tar     2.0 MiB  1.0 MiB of it here',
+    'npz_tile_xla_test.tar               3.0 MiB',
+    'to download                         4.0 MiB',
+    'disk needed                         7.0 MiB  5.0 GiB free',
+  ]
 
 
 def test_a_disk_that_is_too_small(site, tmp_path, monkeypatch):
   usage = collections.namedtuple('usage', 'free')
-  monkeypatch.setattr(download.shutil, 'disk_usage', lambda path: usage(2 * len(site.files[PART.archive]) - 1))
-  with pytest.raises(errors.InputError, match=r'disk too small: found .* free, expected .*; choose another place'):
+  monkeypatch.setattr(
+    download.shutil, 'disk_usage', lambda path: usage(2 * len(site.files[PART.archive]) - 1)
+  )
+  with pytest.raises(
+    errors.InputError, match=r'disk too small: found .* free, expected .*; choose another place'
+  ):
     download.run(make_plan(site, tmp_path / 'out'))
   assert not (tmp_path / 'out').exists()
   assert site.gets == []
@@ -214,7 +250,9 @@ def test_files_of_somebody_else_are_left_alone(site, tmp_path, left):
     folder.mkdir(parents=True)
     (folder / ('a.npz' if left == 'npz' else download.MARKER)).write_text('mine')
   before = tree(tmp_path)
-  with pytest.raises(errors.InputError, match=f'{PART.folder}: folder exists and was not downloaded by this command'):
+  with pytest.raises(
+    errors.InputError, match=f'{PART.folder}: folder exists and was not downloaded by this command'
+  ):
     make_plan(site, tmp_path)
   assert tree(tmp_path) == before
   assert site.requests == []
@@ -235,7 +273,10 @@ def test_a_folder_that_has_changed_is_told(site, tmp_path, change):
   else:
     (first if change == 'cut' else first.with_name('mine.npz')).write_bytes(b'x')
   before = tree(tmp_path)
-  with pytest.raises(errors.InputError, match=r'folder has changed .*: found \d npz files of \d+ bytes, expected 3 of'):
+  with pytest.raises(
+    errors.InputError,
+    match=r'folder has changed .*: found \d npz files of \d+ bytes, expected 3 of',
+  ):
     make_plan(site, tmp_path)
   assert tree(tmp_path) == before
 
@@ -272,6 +313,7 @@ def test_an_interrupt_while_unpacking_leaves_the_archive_only(site, tmp_path, mo
     if next(calls) == 1:
       signal.raise_signal(signal.SIGINT)
     copy(*args)
+
   monkeypatch.setattr(download, '_copy', interrupted)
   with pytest.raises(KeyboardInterrupt):
     download.run(plan)
@@ -286,33 +328,57 @@ def test_what_a_killed_run_left_unpacked_is_replaced(tmp_path):
   left.mkdir(parents=True)
   (left / 'old.npz').write_text('old')
   unpack(tmp_path, tar(*files()))
-  assert sorted(os.listdir(tmp_path / PART.folder)) == [download.MARKER, 'm0.npz', 'm1.npz', 'm2.npz']
+  assert sorted(os.listdir(tmp_path / PART.folder)) == [
+    download.MARKER,
+    'm0.npz',
+    'm1.npz',
+    'm2.npz',
+  ]
   assert not left.exists()
 
 
-@pytest.mark.parametrize('tar_format', [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize(
+  'tar_format', [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+)
 def test_every_tar_format(tmp_path, tar_format):
   long = 'x' * 90  # Of this length with the folder, a name needs what the formats do differently.
   names = [f'{PART.folder}/{name}.npz' for name in ('a', 'b.c', long, 'π模')]
   found = unpack(tmp_path, tar(*(member(name, b'1234') for name in names), format=tar_format))
   assert (found.files, found.bytes, found.left_out) == (4, 16, 0)
-  assert sorted(without_markers(tree(tmp_path / 'npz'))) == sorted(name.removeprefix('npz/') for name in names)
+  assert sorted(without_markers(tree(tmp_path / 'npz'))) == sorted(
+    name.removeprefix('npz/') for name in names
+  )
 
 
 def test_folders_and_a_leading_dot_do_no_harm(tmp_path):
-  folders = [member('./', type=tarfile.DIRTYPE), member('./npz', type=tarfile.DIRTYPE, mode=0),
-             member(f'./{PART.folder}/', type=tarfile.DIRTYPE)]
+  folders = [
+    member('./', type=tarfile.DIRTYPE),
+    member('./npz', type=tarfile.DIRTYPE, mode=0),
+    member(f'./{PART.folder}/', type=tarfile.DIRTYPE),
+  ]
   found = unpack(tmp_path, tar(*folders, member(f'./{NAME}', b'1', mode=0o7777, uid=5, mtime=1)))
   assert (found.files, found.left_out) == (1, 0)
   mode = (tmp_path / NAME).stat().st_mode
   assert mode & 0o7111 == 0  # Neither executable nor set-uid.
 
 
-@pytest.mark.parametrize('name', [
-    'README.txt', 'a.npz', 'npz/layout/xla/random/train/a.npz', f'{PART.folder}/deep/b.npz', f'{PART.folder}/._a.npz',
-    f'{PART.folder}/.npz', f'{PART.folder}/a.npy', f'{PART.folder}/a.npz.exe', f'other/{NAME}',
-    'npz/layout/xlaXrandom/valid/a.npz', f'{PART.folder}/{download.MARKER}',
-    'npz/layout/xla/random/.valid.unpacking/a.npz'])
+@pytest.mark.parametrize(
+  'name',
+  [
+    'README.txt',
+    'a.npz',
+    'npz/layout/xla/random/train/a.npz',
+    f'{PART.folder}/deep/b.npz',
+    f'{PART.folder}/._a.npz',
+    f'{PART.folder}/.npz',
+    f'{PART.folder}/a.npy',
+    f'{PART.folder}/a.npz.exe',
+    f'other/{NAME}',
+    'npz/layout/xlaXrandom/valid/a.npz',
+    f'{PART.folder}/{download.MARKER}',
+    'npz/layout/xla/random/.valid.unpacking/a.npz',
+  ],
+)
 def test_other_files_are_left_out(tmp_path, name):
   found = unpack(tmp_path, tar(member(name, b'other'), member(NAME, b'mine')))
   assert found.describe() == '1 file, 4 bytes (1 other left out)'
@@ -322,17 +388,31 @@ def test_other_files_are_left_out(tmp_path, name):
 SAFE = r'; do not trust this archive; remove it'
 
 
-@pytest.mark.parametrize(('evil', 'message'), [
+@pytest.mark.parametrize(
+  ('evil', 'message'),
+  [
     (member('../a.npz', b'x'), 'path leaves the folder'),
     (member(f'{PART.folder}/../../../../../../a.npz', b'x'), 'path leaves the folder'),
     (member(f'{PART.folder}/..', type=tarfile.DIRTYPE), 'path leaves the folder'),
     (member('/tmp/a.npz', b'x'), 'path leaves the folder'),
     (member(f'/{NAME}', b'x'), 'path leaves the folder'),
     (member('..\\a.npz', b'x'), 'path leaves the folder'),
-    (member(NAME, type=tarfile.SYMTYPE, linkname='/etc/passwd'), 'neither file nor folder: found a link'),
-    (member(PART.folder, type=tarfile.SYMTYPE, linkname='/tmp'), 'neither file nor folder: found a link'),
-    (member(NAME, type=tarfile.LNKTYPE, linkname='m0.npz'), 'neither file nor folder: found a link'),
-    (member(NAME, type=tarfile.CHRTYPE, devmajor=1, devminor=5), "neither file nor folder: found type b'3'"),
+    (
+      member(NAME, type=tarfile.SYMTYPE, linkname='/etc/passwd'),
+      'neither file nor folder: found a link',
+    ),
+    (
+      member(PART.folder, type=tarfile.SYMTYPE, linkname='/tmp'),
+      'neither file nor folder: found a link',
+    ),
+    (
+      member(NAME, type=tarfile.LNKTYPE, linkname='m0.npz'),
+      'neither file nor folder: found a link',
+    ),
+    (
+      member(NAME, type=tarfile.CHRTYPE, devmajor=1, devminor=5),
+      "neither file nor folder: found type b'3'",
+    ),
     (member(NAME, type=tarfile.BLKTYPE), "neither file nor folder: found type b'4'"),
     (member(NAME, type=tarfile.FIFOTYPE), "neither file nor folder: found type b'6'"),
     (member(NAME, type=tarfile.CONTTYPE), "neither file nor folder: found type b'7'"),
@@ -343,7 +423,9 @@ SAFE = r'; do not trust this archive; remove it'
     (member(NAME, b'x', size=-512), 'file larger than the archive: found -512 bytes'),
     (member('README', b'x', size=1 << 40), 'file larger than the archive'),
     (member(f'{PART.folder}/m1.npz', b'x'), 'name occurs twice'),
-    (member(f'./{PART.folder}//m1.npz', b'x'), 'name occurs twice')])
+    (member(f'./{PART.folder}//m1.npz', b'x'), 'name occurs twice'),
+  ],
+)
 @pytest.mark.parametrize('first', [True, False])
 def test_unsafe_archives(tmp_path, evil, message, first):
   members = [evil, *files()] if first else [*files(), evil]
@@ -354,8 +436,12 @@ def test_unsafe_archives(tmp_path, evil, message, first):
 
 
 def test_a_sparse_file_by_pax_headers_is_refused(tmp_path):
-  info, content = member(NAME, bytes(512), pax_headers={'GNU.sparse.size': str(1 << 40), 'GNU.sparse.map': '0,512'})
-  with pytest.raises(errors.InputError, match=r'neither file nor folder|file larger than the archive'):
+  info, content = member(
+    NAME, bytes(512), pax_headers={'GNU.sparse.size': str(1 << 40), 'GNU.sparse.map': '0,512'}
+  )
+  with pytest.raises(
+    errors.InputError, match=r'neither file nor folder|file larger than the archive'
+  ):
     unpack(tmp_path, tar((info, content), format=tarfile.PAX_FORMAT))
   assert list(tree(tmp_path)) == [PART.archive]
 
@@ -371,24 +457,45 @@ def test_too_many_members(tmp_path, monkeypatch):
 @pytest.mark.parametrize('size', [5 << 20, -512])
 def test_a_huge_header_is_not_read(tmp_path, kind, size):
   with pytest.raises(errors.InputError, match='damaged archive: found a header of'):
-    unpack(tmp_path, tar(member('x', type=kind, size=size), *files(), end=bytes(6 << 20), format=tarfile.GNU_FORMAT))
+    unpack(
+      tmp_path,
+      tar(
+        member('x', type=kind, size=size), *files(), end=bytes(6 << 20), format=tarfile.GNU_FORMAT
+      ),
+    )
 
 
 GOOD = tar(*files())
 
 
-@pytest.mark.parametrize(('content', 'found'), [
+@pytest.mark.parametrize(
+  ('content', 'found'),
+  [
     pytest.param(b'', 'empty file', id='empty'),
     pytest.param(b'<html>404</html>' * 100, 'HTML or XML', id='html'),
     pytest.param(b'\x1f\x8b\x08' + bytes(2000), 'gzip data', id='gzip'),
     pytest.param(bytes(10240), 'archive without files', id='no members'),
     pytest.param(os.urandom(10240), 'damaged archive', id='noise'),
-    pytest.param(GOOD[:1520], 'damaged archive: found unexpected end of data', id='ends in padding'),
+    pytest.param(
+      GOOD[:1520], 'damaged archive: found unexpected end of data', id='ends in padding'
+    ),
     pytest.param(GOOD[:1200], 'larger than the archive', id='ends in a file'),
-    pytest.param(GOOD[:1536], 'damaged archive: found no header at byte 1536', id='ends between files'),
-    pytest.param(GOOD[:1700], 'damaged archive: found no header at byte 1536', id='ends in a header'),
-    pytest.param(GOOD[:1536] + b'\xff' * 512 + GOOD[2048:], 'damaged archive: found no header at byte 1536', id='flip'),
-    pytest.param(GOOD[:4608 + 512], 'damaged archive: found no header at byte 4608', id='half an end')])
+    pytest.param(
+      GOOD[:1536], 'damaged archive: found no header at byte 1536', id='ends between files'
+    ),
+    pytest.param(
+      GOOD[:1700], 'damaged archive: found no header at byte 1536', id='ends in a header'
+    ),
+    pytest.param(
+      GOOD[:1536] + b'\xff' * 512 + GOOD[2048:],
+      'damaged archive: found no header at byte 1536',
+      id='flip',
+    ),
+    pytest.param(
+      GOOD[: 4608 + 512], 'damaged archive: found no header at byte 4608', id='half an end'
+    ),
+  ],
+)
 def test_damaged_archives(tmp_path, content, found):
   with pytest.raises(errors.InputError, match=found):
     unpack(tmp_path, content)
@@ -398,7 +505,9 @@ def test_damaged_archives(tmp_path, content, found):
 def test_a_damaged_archive_stays_and_tells_what_to_do(site, tmp_path):
   site.put(PART.archive, GOOD[:1536])
   for _ in range(2):
-    with pytest.raises(errors.InputError, match=f'{PART.archive}: damaged archive.*; remove it to download it again'):
+    with pytest.raises(
+      errors.InputError, match=f'{PART.archive}: damaged archive.*; remove it to download it again'
+    ):
       download.run(make_plan(site, tmp_path))
   assert len(site.gets) == 1
   (tmp_path / PART.archive).unlink()

@@ -1,4 +1,6 @@
-"""Tests of tpu_graphs.sources.npz with files that are damaged, no npz at all, or ask for more than there is."""
+"""Tests of tpu_graphs.sources.npz with files that are damaged, no npz at all, or ask for more
+than there is.
+"""
 
 import io
 import tracemalloc
@@ -18,6 +20,7 @@ def _read(arrays):
 
 
 # Damage of the file.
+
 
 @pytest.mark.parametrize('save', [np.savez, np.savez_compressed])
 def test_truncated(save):
@@ -39,7 +42,7 @@ def test_flipped_byte_is_refused_or_harmless(save, tmp_path):
   refused = []
   for i in range(0, len(data), 5):
     damaged = bytearray(data)
-    damaged[i] ^= 0xff
+    damaged[i] ^= 0xFF
     path.write_bytes(damaged)
     try:
       module = npz.load(path)
@@ -66,7 +69,9 @@ def test_flipped_byte_in_the_data():
 @pytest.mark.parametrize('name', sorted(testing.layout_arrays()))
 def test_checksum_is_compared(name, save):
   data = bytearray(testing.npz_bytes(testing.layout_arrays(n=100, c=100), save))
-  entry = data.rindex(f'{name}.npy'.encode()) - 46  # In the directory of the zip, where the name follows 46 bytes.
+  entry = (
+    data.rindex(f'{name}.npy'.encode()) - 46
+  )  # In the directory of the zip, where the name follows 46 bytes.
   data[entry + 16] ^= 1  # The checksum.
   error = testing.refused_npz(bytes(data))
   assert error.found == f"Bad CRC-32 for file '{name}.npy'"
@@ -77,7 +82,7 @@ def test_damaged_header_of_a_large_array(start):
   """It is parsed before the end of the data is reached, where the checksum would tell."""
   data = testing.npz_bytes(testing.tile_arrays(n=100), np.savez)
   header = data.index(b"{'descr'", data.index(b'node_feat.npy'))
-  error = testing.refused_npz(data[:header] + start + data[header + len(start):])
+  error = testing.refused_npz(data[:header] + start + data[header + len(start) :])
   assert error.reason == 'damaged or truncated npz file'
   assert error.found
 
@@ -91,19 +96,25 @@ def test_damage_under_other_compressions(compression):
       np.save(stream, array)
       archive.writestr(f'{name}.npy', stream.getvalue())
   data = file.getvalue()
-  testing.assert_equal_modules(npz.read(io.BytesIO(data), path='m.npz'), _read(testing.tile_arrays()))
+  testing.assert_equal_modules(
+    npz.read(io.BytesIO(data), path='m.npz'), _read(testing.tile_arrays())
+  )
   for i in range(60, 400, 9):  # Behind the zip's own header of the first array.
     damaged = bytearray(data)
-    damaged[i] ^= 0xff
+    damaged[i] ^= 0xFF
     assert testing.refused_npz(bytes(damaged)).reason == 'damaged or truncated npz file', i
 
 
-@pytest.mark.parametrize(('data', 'reason', 'found'), [
+@pytest.mark.parametrize(
+  ('data', 'reason', 'found'),
+  [
     (b'', 'empty file', '0 bytes'),
     (b'<html>404 not found</html>', 'not an npz file', 'HTML or XML'),
     (b'\x1f\x8b\x08' + bytes(60), 'not an npz file', 'gzip data'),
     (b'HloModule jit_f', 'not an npz file', 'HLO text'),
-], ids=['empty', 'html', 'gzip', 'hlo'])
+  ],
+  ids=['empty', 'html', 'gzip', 'hlo'],
+)
 def test_not_an_npz(data, reason, found):
   error = testing.refused_npz(data)
   assert (error.reason, error.found) == (reason, found)
@@ -115,7 +126,10 @@ def test_npy_instead_of_npz():
   np.save(file, np.zeros(3))
   error = testing.refused_npz(file.getvalue())
   assert (error.reason, error.found, error.expected) == (
-      'not an npz file', 'an npy array', 'a zip archive of npy arrays')
+    'not an npz file',
+    'an npy array',
+    'a zip archive of npy arrays',
+  )
 
 
 def test_zip_of_something_else():
@@ -137,14 +151,18 @@ def test_missing_file_and_directory(tmp_path):
 def test_fault_of_the_disk_is_no_damage():
   class Disk(io.BytesIO):
     def read(self, *args):
-      if 30 < self.tell() < 256:  # Behind the header of the first array, and not in the directory at the end.
+      if (
+        30 < self.tell() < 256
+      ):  # Behind the header of the first array, and not in the directory at the end.
         raise OSError(5, 'Input/output error')
       return super().read(*args)
+
   with pytest.raises(OSError, match='Input/output error'):
     npz.read(Disk(testing.npz_bytes(testing.tile_arrays())), path='m.npz')
 
 
 # Arrays that must not be unpickled, or not even allocated.
+
 
 class _Bomb:
   went_off = False
@@ -155,7 +173,9 @@ class _Bomb:
 
 @pytest.mark.parametrize('name', ['node_feat', 'anything'])
 def test_objects_are_never_unpickled(name):
-  error = testing.refused_npz(testing.npz_bytes(testing.tile_arrays(**{name: np.array([_Bomb()], dtype=object)})))
+  error = testing.refused_npz(
+    testing.npz_bytes(testing.tile_arrays(**{name: np.array([_Bomb()], dtype=object)}))
+  )
   assert (error.where, error.reason, error.found) == (name, 'pickled objects', 'object')
   assert error.expected == 'numbers'
   assert not _Bomb.went_off
@@ -170,7 +190,9 @@ def _with_member(arrays, name, content):
 
 def _npy_header(shape, dtype):
   file = io.BytesIO()
-  np.lib.format.write_array_header_1_0(file, {'descr': dtype, 'fortran_order': False, 'shape': shape})
+  np.lib.format.write_array_header_1_0(
+    file, {'descr': dtype, 'fortran_order': False, 'shape': shape}
+  )
   return file.getvalue()
 
 
@@ -193,28 +215,51 @@ def _check_refused_before_allocation(data, where, reason, **options):
 def test_header_over_the_limit():
   data = _with_member(testing.tile_arrays(), 'config_runtime', _npy_header((2**33,), '<i8'))
   error = _check_refused_before_allocation(data, 'config_runtime', 'array too large')
-  assert (error.found, error.expected) == (f'{2**36} bytes as [{2**33}] int64', f'<= {16 << 30} bytes')
+  assert (error.found, error.expected) == (
+    f'{2**36} bytes as [{2**33}] int64',
+    f'<= {16 << 30} bytes',
+  )
 
 
-@pytest.mark.parametrize(('shape', 'dtype'), [((2**33,), '|i1'), ((7,), '<i8'), ((5,), '<i8'), ((0,), '<i8')])
+@pytest.mark.parametrize(
+  ('shape', 'dtype'), [((2**33,), '|i1'), ((7,), '<i8'), ((5,), '<i8'), ((0,), '<i8')]
+)
 def test_header_that_does_not_fit_the_data(shape, dtype):
   content = _npy_header(shape, dtype) + bytes(6 * 8)
   error = _check_refused_before_allocation(
-      _with_member(testing.tile_arrays(), 'config_runtime', content), 'config_runtime', 'header does not fit the data')
+    _with_member(testing.tile_arrays(), 'config_runtime', content),
+    'config_runtime',
+    'header does not fit the data',
+  )
   assert error.found == '48 bytes of data'
-  assert error.expected == f'{shape[0] * np.dtype(dtype).itemsize} bytes for {list(shape)} {np.dtype(dtype)}'
+  assert (
+    error.expected
+    == f'{shape[0] * np.dtype(dtype).itemsize} bytes for {list(shape)} {np.dtype(dtype)}'
+  )
 
 
 def test_zip_bomb():
-  data = _with_member(testing.tile_arrays(), 'padding', _npy_header((8 << 20,), '|i1') + bytes(8 << 20))
+  data = _with_member(
+    testing.tile_arrays(), 'padding', _npy_header((8 << 20,), '|i1') + bytes(8 << 20)
+  )
   assert len(data) < 40_000
-  error = _check_refused_before_allocation(data, 'padding', 'array too large', max_array_bytes=4 << 20)
+  error = _check_refused_before_allocation(
+    data, 'padding', 'array too large', max_array_bytes=4 << 20
+  )
   assert error.expected == f'<= {4 << 20} bytes'
   npz.read(io.BytesIO(data), path='m.npz', max_array_bytes=8 << 20)
 
 
-@pytest.mark.parametrize('content', [b'', b'hello', b'\x93NUMPY', b'\x93NUMPY\x01\x00\x10\x00{not a header}',
-                                     b'\x93NUMPY\x01\x00\xff\xff{'])
+@pytest.mark.parametrize(
+  'content',
+  [
+    b'',
+    b'hello',
+    b'\x93NUMPY',
+    b'\x93NUMPY\x01\x00\x10\x00{not a header}',
+    b'\x93NUMPY\x01\x00\xff\xff{',
+  ],
+)
 def test_member_that_is_no_array(content):
   error = testing.refused_npz(_with_member(testing.tile_arrays(), 'node_feat', content))
   assert error.reason == 'damaged or truncated npz file'
@@ -222,8 +267,11 @@ def test_member_that_is_no_array(content):
 
 def test_layout_configs_do_not_inflate_to_floats(monkeypatch):
   shape = (2000, 64, 18)  # 9 MB as float32, 2.3 MB as int8.
-  data = testing.npz_bytes(testing.layout_arrays(c=2000, node_config_ids=np.zeros(64, int),
-                                      node_config_feat=np.ones(shape, np.float32)))
+  data = testing.npz_bytes(
+    testing.layout_arrays(
+      c=2000, node_config_ids=np.zeros(64, int), node_config_feat=np.ones(shape, np.float32)
+    )
+  )
   monkeypatch.setattr(npz, '_BLOCK_BYTES', 1 << 18)
   monkeypatch.setattr(streams, 'BLOCK_BYTES', 1 << 18)
   assert _peak_bytes(lambda: npz.read(io.BytesIO(data), path='m.npz')) < 2 * np.prod(shape)

@@ -1,4 +1,6 @@
-"""Tests of tpu_graphs.sources.npz: what np.load reads is the oracle; every kind of bad file is named for what it is."""
+"""Tests of tpu_graphs.sources.npz: what np.load reads is the oracle; every kind of bad file is
+named for what it is.
+"""
 
 import io
 import os
@@ -66,18 +68,23 @@ def _modules(draw):
   n, c, nc = draw(st.integers(1, 5)), draw(st.integers(1, 5)), draw(st.integers(0, 3))
   ops = st.integers(0, n - 1)
   edges = draw(st.lists(st.tuples(ops, ops), max_size=6))
-  floats = {'elements': st.floats(width=32, allow_nan=False, allow_infinity=False), 'fill': st.just(0.0)}
+  floats = {
+    'elements': st.floats(width=32, allow_nan=False, allow_infinity=False),
+    'fill': st.just(0.0),
+  }
   measured = draw(st.booleans())
   times = st.integers(module_lib.MIN_RUNTIME_NS, 2**63 - 1)
   fields = {
-      'node_opcode': draw(hnp.arrays(np.uint8, n, elements=st.integers(0, 120))),
-      'node_feat': feature_choices.unpad_layouts(draw(hnp.arrays(np.float32, (n, 140), **floats))),
-      'edge_index': np.array(edges, np.int64).reshape(-1, 2),
-      'node_splits': np.array([0, *sorted(draw(st.lists(st.integers(0, n), max_size=3))), n]),
-      'computation': draw(st.none() | hnp.arrays(np.int64, n, elements=st.integers(0, 2**40))),
-      'config_runtime': draw(hnp.arrays(np.int64, c, elements=times)) if measured else np.full(c, -1),
-      'config_id': draw(st.just(np.arange(c)) | hnp.arrays(np.int64, c, elements=st.integers(0, 2**63 - 1),
-                                                           unique=True)),
+    'node_opcode': draw(hnp.arrays(np.uint8, n, elements=st.integers(0, 120))),
+    'node_feat': feature_choices.unpad_layouts(draw(hnp.arrays(np.float32, (n, 140), **floats))),
+    'edge_index': np.array(edges, np.int64).reshape(-1, 2),
+    'node_splits': np.array([0, *sorted(draw(st.lists(st.integers(0, n), max_size=3))), n]),
+    'computation': draw(st.none() | hnp.arrays(np.int64, n, elements=st.integers(0, 2**40))),
+    'config_runtime': draw(hnp.arrays(np.int64, c, elements=times)) if measured else np.full(c, -1),
+    'config_id': draw(
+      st.just(np.arange(c))
+      | hnp.arrays(np.int64, c, elements=st.integers(0, 2**63 - 1), unique=True)
+    ),
   }
   if kind == 'tile':
     fields['config_feat'] = draw(hnp.arrays(np.float32, (c, 24), **floats))
@@ -86,7 +93,11 @@ def _modules(draw):
   else:
     fields['node_config_ids'] = draw(hnp.arrays(np.int64, nc, elements=ops))
     fields['node_config_feat'] = draw(hnp.arrays(np.int8, (c, nc, 18), fill=st.just(-1)))
-  stem = draw(st.text(st.characters(exclude_categories=['C'], exclude_characters='/'), min_size=1, max_size=20))
+  stem = draw(
+    st.text(
+      st.characters(exclude_categories=['C'], exclude_characters='/'), min_size=1, max_size=20
+    )
+  )
   return module_lib.Module(module_id=f'é{stem}', kind=kind, **fields)
 
 
@@ -101,7 +112,9 @@ def test_round_trip(tmp_path_factory, module):
   testing.assert_equal_modules(loaded, module)
 
 
-@pytest.mark.parametrize(('mk', 'extra'), [(testing.tile_arrays, set()), (testing.layout_arrays, {'node_splits'})])
+@pytest.mark.parametrize(
+  ('mk', 'extra'), [(testing.tile_arrays, set()), (testing.layout_arrays, {'node_splits'})]
+)
 def test_saved_file_has_the_published_form(mk, extra, tmp_path):
   npz.save(_read(mk()), tmp_path / 'a.npz')
   with np.load(tmp_path / 'a.npz') as arrays:
@@ -110,9 +123,16 @@ def test_saved_file_has_the_published_form(mk, extra, tmp_path):
     assert arrays['config_runtime'].tolist() == mk()['config_runtime'].tolist()
 
 
-@pytest.mark.parametrize(('mk', 'sizes'), [
-    (testing.tile_arrays, {'n': 1, 'c': 1}), (testing.layout_arrays, {'n': 1, 'c': 1, 'nc': 1}),
-    (testing.layout_arrays, {'nc': 0}), (testing.tile_arrays, {'c': 0}), (testing.layout_arrays, {'c': 0, 'nc': 0})])
+@pytest.mark.parametrize(
+  ('mk', 'sizes'),
+  [
+    (testing.tile_arrays, {'n': 1, 'c': 1}),
+    (testing.layout_arrays, {'n': 1, 'c': 1, 'nc': 1}),
+    (testing.layout_arrays, {'nc': 0}),
+    (testing.tile_arrays, {'c': 0}),
+    (testing.layout_arrays, {'c': 0, 'nc': 0}),
+  ],
+)
 def test_smallest_modules(mk, sizes, tmp_path):
   module = _read(mk(**sizes))
   assert (module.num_ops, module.num_configs) == (sizes.get('n', 4), sizes.get('c', 6))
@@ -131,7 +151,9 @@ def test_forms_of_node_splits(splits, mk):
   assert module.computation.tolist() == ([0, 0, 1, 1] if len(expected) == 3 else [0] * 4)
 
 
-@pytest.mark.parametrize('dtype', [np.int8, np.int16, np.int64, np.float16, np.float32, np.float64, '>f4', '>i8'])
+@pytest.mark.parametrize(
+  'dtype', [np.int8, np.int16, np.int64, np.float16, np.float32, np.float64, '>f4', '>i8']
+)
 @pytest.mark.parametrize('order', ['C', 'F'])
 def test_layout_configs_of_any_dtype_and_order(dtype, order):
   values = np.random.default_rng(0).integers(-1, 6, (6, 2, 18))
@@ -153,20 +175,29 @@ def test_layout_configs_over_several_blocks(monkeypatch):
 
 
 @pytest.mark.parametrize('mk', [testing.tile_arrays, testing.layout_arrays])
-@pytest.mark.parametrize('change', [
-    np.asfortranarray, lambda a: a.astype(a.dtype.newbyteorder('>')),
+@pytest.mark.parametrize(
+  'change',
+  [
+    np.asfortranarray,
+    lambda a: a.astype(a.dtype.newbyteorder('>')),
     lambda a: a.astype(np.float64 if a.dtype.kind == 'f' else np.int64),
     lambda a: a.astype(np.float64 if a.dtype.kind == 'f' else np.uint64),
-], ids=['fortran', 'big-endian', 'wide', 'unsigned'])
+  ],
+  ids=['fortran', 'big-endian', 'wide', 'unsigned'],
+)
 def test_other_dtypes_and_orders_are_equal(mk, change):
   arrays = mk()
-  testing.assert_equal_modules(_read({name: change(array) for name, array in arrays.items()}), _read(arrays))
+  testing.assert_equal_modules(
+    _read({name: change(array) for name, array in arrays.items()}), _read(arrays)
+  )
 
 
 @pytest.mark.parametrize('save', [np.savez, np.savez_compressed])
 def test_stored_and_deflated(save):
   data = testing.npz_bytes(testing.layout_arrays(), save)
-  testing.assert_equal_modules(npz.read(io.BytesIO(data), path='m.npz'), _read(testing.layout_arrays()))
+  testing.assert_equal_modules(
+    npz.read(io.BytesIO(data), path='m.npz'), _read(testing.layout_arrays())
+  )
 
 
 def test_arrays_of_no_meaning_are_ignored():
@@ -182,11 +213,34 @@ def test_path_gives_the_name():
 
 # Arrays that are missing, or of a wrong shape, dtype or value.
 
-@pytest.mark.parametrize(('mk', 'name'), [
-    *[(testing.tile_arrays, name) for name in ('node_opcode', 'node_feat', 'edge_index', 'config_runtime',
-                                               'config_feat', 'config_runtime_normalizers')],
-    *[(testing.layout_arrays, name) for name in ('node_opcode', 'node_feat', 'edge_index', 'config_runtime',
-                                                 'node_config_ids', 'node_config_feat')]])
+
+@pytest.mark.parametrize(
+  ('mk', 'name'),
+  [
+    *[
+      (testing.tile_arrays, name)
+      for name in (
+        'node_opcode',
+        'node_feat',
+        'edge_index',
+        'config_runtime',
+        'config_feat',
+        'config_runtime_normalizers',
+      )
+    ],
+    *[
+      (testing.layout_arrays, name)
+      for name in (
+        'node_opcode',
+        'node_feat',
+        'edge_index',
+        'config_runtime',
+        'node_config_ids',
+        'node_config_feat',
+      )
+    ],
+  ],
+)
 def test_missing_array(mk, name):
   error = testing.refused_npz(testing.npz_bytes(mk(**{name: None})))
   assert (error.reason, error.where) == ('array missing', name)
@@ -195,27 +249,38 @@ def test_missing_array(mk, name):
 
 
 def test_neither_or_both_kinds():
-  error = testing.refused_npz(testing.npz_bytes(testing.tile_arrays(config_feat=None, config_runtime_normalizers=None)))
+  error = testing.refused_npz(
+    testing.npz_bytes(testing.tile_arrays(config_feat=None, config_runtime_normalizers=None))
+  )
   assert error.reason == 'neither a tile nor a layout file'
   assert error.found == 'arrays config_runtime, edge_index, node_feat, node_opcode'
-  error = testing.refused_npz(testing.npz_bytes({**testing.tile_arrays(), **testing.layout_arrays()}))
+  error = testing.refused_npz(
+    testing.npz_bytes({**testing.tile_arrays(), **testing.layout_arrays()})
+  )
   assert error.reason == 'both a tile and a layout file'
   assert error.expected
 
 
-@pytest.mark.parametrize(('mk', 'kind', 'other'), [(testing.tile_arrays, 'tile', 'layout'),
-                                                   (testing.layout_arrays, 'layout', 'tile')])
+@pytest.mark.parametrize(
+  ('mk', 'kind', 'other'),
+  [(testing.tile_arrays, 'tile', 'layout'), (testing.layout_arrays, 'layout', 'tile')],
+)
 def test_asked_kind(mk, kind, other):
   assert _read(mk(), kind=kind).kind == kind
   error = testing.refused_npz(testing.npz_bytes(mk()), kind=other)
   assert (error.reason, error.found, error.expected) == (
-      'file of the other kind', f'a {kind} file', f'a {other} file')
+    'file of the other kind',
+    f'a {kind} file',
+    f'a {other} file',
+  )
 
 
 _T, _L = testing.tile_arrays, testing.layout_arrays
 
 
-@pytest.mark.parametrize(('mk', 'name', 'array', 'found', 'expected'), [
+@pytest.mark.parametrize(
+  ('mk', 'name', 'array', 'found', 'expected'),
+  [
     (_T, 'node_opcode', np.zeros((), int), '[]', '[N]'),
     (_T, 'node_opcode', np.zeros((4, 1), int), '[4, 1]', '[N]'),
     (_T, 'node_feat', np.zeros((4, 139)), '[4, 139]', '[4 (as in node_opcode), 140]'),
@@ -233,13 +298,36 @@ _T, _L = testing.tile_arrays, testing.layout_arrays
     (_T, 'node_splits', np.zeros((2, 2), int), '[2, 2]', '[S]'),
     (_T, 'node_splits', np.zeros((1, 1, 2), int), '[1, 1, 2]', '[S]'),
     (_L, 'node_config_ids', np.array([[0, 1]]), '[1, 2]', '[NC]'),
-    (_L, 'node_config_ids', np.array([0]), '[6, 2, 18]', '[6 (as in config_runtime), 1 (as in node_config_ids), 18]'),
-    (_L, 'node_config_feat', np.zeros((6, 2, 17)), '[6, 2, 17]',
-     '[6 (as in config_runtime), 2 (as in node_config_ids), 18]'),
-    (_L, 'node_config_feat', np.zeros((5, 2, 18)), '[5, 2, 18]',
-     '[6 (as in config_runtime), 2 (as in node_config_ids), 18]'),
-    (_L, 'node_config_feat', np.zeros((6, 36)), '[6, 36]', '[6 (as in config_runtime), 2 (as in node_config_ids), 18]'),
-])
+    (
+      _L,
+      'node_config_ids',
+      np.array([0]),
+      '[6, 2, 18]',
+      '[6 (as in config_runtime), 1 (as in node_config_ids), 18]',
+    ),
+    (
+      _L,
+      'node_config_feat',
+      np.zeros((6, 2, 17)),
+      '[6, 2, 17]',
+      '[6 (as in config_runtime), 2 (as in node_config_ids), 18]',
+    ),
+    (
+      _L,
+      'node_config_feat',
+      np.zeros((5, 2, 18)),
+      '[5, 2, 18]',
+      '[6 (as in config_runtime), 2 (as in node_config_ids), 18]',
+    ),
+    (
+      _L,
+      'node_config_feat',
+      np.zeros((6, 36)),
+      '[6, 36]',
+      '[6 (as in config_runtime), 2 (as in node_config_ids), 18]',
+    ),
+  ],
+)
 def test_wrong_shape(mk, name, array, found, expected):
   error = testing.refused_npz(testing.npz_bytes(mk(**{name: array})))
   assert (error.reason, error.found, error.expected) == ('wrong shape', found, expected)
@@ -247,15 +335,29 @@ def test_wrong_shape(mk, name, array, found, expected):
   assert error.where == name or f'(as in {name})' in error.expected
 
 
-@pytest.mark.parametrize(('mk', 'name', 'dtype', 'expected'), [
-    (_T, 'node_opcode', 'float32', 'integer'), (_T, 'node_feat', 'int64', 'float'),
-    (_T, 'edge_index', 'float64', 'integer'), (_T, 'config_runtime', 'float64', 'integer'),
-    (_T, 'config_feat', 'int8', 'float'), (_T, 'config_runtime_normalizers', 'bool', 'integer'),
-    (_L, 'node_config_ids', 'float32', 'integer'), (_L, 'node_config_feat', 'complex64', 'float or integer'),
-    (_L, 'node_splits', '<U1', 'integer'), (_L, 'node_config_feat', '<U8', 'float or integer')])
+@pytest.mark.parametrize(
+  ('mk', 'name', 'dtype', 'expected'),
+  [
+    (_T, 'node_opcode', 'float32', 'integer'),
+    (_T, 'node_feat', 'int64', 'float'),
+    (_T, 'edge_index', 'float64', 'integer'),
+    (_T, 'config_runtime', 'float64', 'integer'),
+    (_T, 'config_feat', 'int8', 'float'),
+    (_T, 'config_runtime_normalizers', 'bool', 'integer'),
+    (_L, 'node_config_ids', 'float32', 'integer'),
+    (_L, 'node_config_feat', 'complex64', 'float or integer'),
+    (_L, 'node_splits', '<U1', 'integer'),
+    (_L, 'node_config_feat', '<U8', 'float or integer'),
+  ],
+)
 def test_wrong_dtype(mk, name, dtype, expected):
   error = testing.refused_npz(testing.npz_bytes(mk(**{name: mk()[name].astype(dtype)})))
-  assert (error.where, error.reason, error.found, error.expected) == (name, 'wrong dtype', dtype, expected)
+  assert (error.where, error.reason, error.found, error.expected) == (
+    name,
+    'wrong dtype',
+    dtype,
+    expected,
+  )
 
 
 def _changed(array, index, value):
@@ -264,18 +366,28 @@ def _changed(array, index, value):
   return array
 
 
-@pytest.mark.parametrize(('mk', 'name', 'index', 'value', 'expected'), [
-    (_T, 'edge_index', (1, 0), 4, '0 to 3'), (_L, 'edge_index', (2, 1), -1, '0 to 3'),
+@pytest.mark.parametrize(
+  ('mk', 'name', 'index', 'value', 'expected'),
+  [
+    (_T, 'edge_index', (1, 0), 4, '0 to 3'),
+    (_L, 'edge_index', (2, 1), -1, '0 to 3'),
     (_T, 'edge_index', (0, 0), 2**40, '0 to 3'),
-    (_L, 'node_config_ids', (1,), 99, '0 to 3'), (_L, 'node_config_ids', (0,), -1, '0 to 3'),
-    (_T, 'node_opcode', (3,), 121, '0 to 120'), (_T, 'node_opcode', (0,), 255, '0 to 120'),
+    (_L, 'node_config_ids', (1,), 99, '0 to 3'),
+    (_L, 'node_config_ids', (0,), -1, '0 to 3'),
+    (_T, 'node_opcode', (3,), 121, '0 to 120'),
+    (_T, 'node_opcode', (0,), 255, '0 to 120'),
     (_L, 'node_splits', (0, 1), 5, '0 to 4'),
-])
+  ],
+)
 def test_value_out_of_range(mk, name, index, value, expected):
   error = testing.refused_npz(testing.npz_bytes(mk(**{name: _changed(mk()[name], index, value)})))
   where = name + str([*index[-1:]] if name == 'node_splits' else [*index])
   assert (error.where, error.reason, error.found, error.expected) == (
-      where, 'value out of range', str(value), expected)
+    where,
+    'value out of range',
+    str(value),
+    expected,
+  )
 
 
 @pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])
@@ -283,7 +395,11 @@ def test_value_out_of_range(mk, name, index, value, expected):
 def test_not_finite(name, value):
   error = testing.refused_npz(testing.npz_bytes(_T(**{name: _changed(_T()[name], (3, 5), value)})))
   assert (error.where, error.reason, error.found, error.expected) == (
-      f'{name}[3, 5]', 'value not finite', str(value), 'a finite float32')
+    f'{name}[3, 5]',
+    'value not finite',
+    str(value),
+    'a finite float32',
+  )
 
 
 @pytest.mark.parametrize('order', ['C', 'F'])
@@ -292,7 +408,10 @@ def test_layout_config_that_is_no_small_integer(value, order):
   array = np.asarray(_changed(_L()['node_config_feat'], (4, 1, 7), value), order=order)
   error = testing.refused_npz(testing.npz_bytes(_L(node_config_feat=array)))
   assert (error.where, error.reason) == ('node_config_feat[4, 1, 7]', 'value not a small integer')
-  assert (error.found, error.expected[:33]) == (str(np.float32(value)), 'a whole number from -128 to 127 (')
+  assert (error.found, error.expected[:33]) == (
+    str(np.float32(value)),
+    'a whole number from -128 to 127 (',
+  )
 
 
 @pytest.mark.parametrize('value', [255, 128, 2**64 - 1])
@@ -303,11 +422,17 @@ def test_unsigned_layout_config_does_not_wrap(value):
 
 
 @pytest.mark.parametrize('mk', [_T, _L])
-@pytest.mark.parametrize(('value', 'dtype'), [(-1, np.int64), (-(2**63), np.int64), (2**63, np.uint64)])
+@pytest.mark.parametrize(
+  ('value', 'dtype'), [(-1, np.int64), (-(2**63), np.int64), (2**63, np.uint64)]
+)
 def test_runtime_out_of_range(mk, value, dtype):
   runtime = _changed(np.full(6, 1000, dtype), 2, value)
   error = testing.refused_npz(testing.npz_bytes(mk(config_runtime=runtime)))
-  assert (error.where, error.reason, error.found) == ('config_runtime[2]', 'runtime out of range', str(value))
+  assert (error.where, error.reason, error.found) == (
+    'config_runtime[2]',
+    'runtime out of range',
+    str(value),
+  )
   assert error.expected
 
 
@@ -317,6 +442,7 @@ def test_repeated_config_id():
 
 
 # Runs that are no measurement.
+
 
 def test_failed_runs_are_dropped_and_counted():
   layout = _L(config_runtime=np.array([0, 3000, 1, 2, 0, 910876401]))
@@ -328,8 +454,10 @@ def test_failed_runs_are_dropped_and_counted():
 
 
 def test_failed_runs_of_tile():
-  tile = _T(config_runtime=np.array([0, 3000, 1, 2, 5, 9]),
-            config_runtime_normalizers=np.array([0, 7, 7, 0, -5, 1]))
+  tile = _T(
+    config_runtime=np.array([0, 3000, 1, 2, 5, 9]),
+    config_runtime_normalizers=np.array([0, 7, 7, 0, -5, 1]),
+  )
   module = _read(tile)
   assert module.config_runtime.tolist() == [3000, 9]
   assert module.config_runtime_normalizers.tolist() == [7, 1]
@@ -338,10 +466,16 @@ def test_failed_runs_of_tile():
   assert module.dropped_runs == {'time < 2 ns': 2, 'no normalizer': 2}
 
 
-@pytest.mark.parametrize(('mk', 'over'), [
-    (_L, {'config_runtime': np.zeros(6, int)}), (_L, {'config_runtime': np.array([0, 1, 0, 1, 0, 1])}),
-    (_T, {'config_runtime': np.zeros(6, int)}), (_T, {'config_runtime_normalizers': np.zeros(6, int)}),
-    (_T, {'config_runtime': np.zeros(6, int), 'config_runtime_normalizers': np.ones(6, int)})])
+@pytest.mark.parametrize(
+  ('mk', 'over'),
+  [
+    (_L, {'config_runtime': np.zeros(6, int)}),
+    (_L, {'config_runtime': np.array([0, 1, 0, 1, 0, 1])}),
+    (_T, {'config_runtime': np.zeros(6, int)}),
+    (_T, {'config_runtime_normalizers': np.zeros(6, int)}),
+    (_T, {'config_runtime': np.zeros(6, int), 'config_runtime_normalizers': np.ones(6, int)}),
+  ],
+)
 def test_file_without_any_measurement(mk, over):
   module = _read(mk(**over))
   assert not module.is_measured
@@ -363,6 +497,7 @@ def test_saving_partly_measured_configs(tmp_path):
 
 
 # Saving is atomic.
+
 
 def _full_disk(archive, *args):
   del args

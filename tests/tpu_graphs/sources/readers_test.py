@@ -24,7 +24,11 @@ def test_npz_by_suffix_or_content(name, tmp_path):
   extraction = readers.from_file(tmp_path / name)
   [module] = extraction.modules
   assert (module.module_id, module.kind, module.num_configs, extraction.skipped) == (
-      name.removesuffix('.npz'), 'tile', 6, {})
+    name.removesuffix('.npz'),
+    'tile',
+    6,
+    {},
+  )
 
 
 def test_protobuf():
@@ -38,7 +42,9 @@ def test_protobuf():
 
 def test_bytes_equal_file(tmp_path):
   npz.save(npz.read(io.BytesIO(_npz_bytes()), path='m.npz'), tmp_path / 'm.npz')
-  [module] = readers.from_bytes((tmp_path / 'm.npz').read_bytes(), path='gs://bucket/dir/m.npz').modules
+  [module] = readers.from_bytes(
+    (tmp_path / 'm.npz').read_bytes(), path='gs://bucket/dir/m.npz'
+  ).modules
   assert module.module_id == 'm'
 
 
@@ -67,7 +73,11 @@ def test_npz_under_the_name_of_a_protobuf(name):
 def test_other_kind():
   with pytest.raises(errors.InputError, match='file of the other kind') as caught:
     readers.from_bytes(_npz_bytes(), path='m.npz', kind='layout')
-  assert (caught.value.path, caught.value.found, caught.value.expected) == ('m.npz', 'a tile file', 'a layout file')
+  assert (caught.value.path, caught.value.found, caught.value.expected) == (
+    'm.npz',
+    'a tile file',
+    'a layout file',
+  )
 
 
 def test_missing_file(tmp_path):
@@ -86,14 +96,18 @@ ENTRY e {
 """
 
 
-@pytest.mark.parametrize('name', ['m.txt', 'm.hlo', 'm', 'm.pb', 'module_0007.m.after_optimizations.hlo.pb'])
+@pytest.mark.parametrize(
+  'name', ['m.txt', 'm.hlo', 'm', 'm.pb', 'module_0007.m.after_optimizations.hlo.pb']
+)
 def test_text(name, tmp_path):
   pytest.importorskip('jaxlib')
   (tmp_path / name).write_text(_TEXT)
   extraction = readers.from_file(tmp_path / name)
   [module] = extraction.modules
   assert (module.kind, module.num_ops, extraction.type_name) == ('layout', 2, 'HLO text')
-  [of_dump] = readers.from_bytes(_TEXT.encode(), path='d/module_0007.m.after_optimizations.txt', kind='tile').modules
+  [of_dump] = readers.from_bytes(
+    _TEXT.encode(), path='d/module_0007.m.after_optimizations.txt', kind='tile'
+  ).modules
   assert (of_dump.module_id, of_dump.kind) == (f'{module.module_id}.0007', 'tile')
 
 
@@ -103,7 +117,9 @@ def test_folder_of_a_dump(tmp_path):
   (tmp_path / 'module_0001.g.before_optimizations.hlo.pb').write_bytes(program)
   for number in (2, 3):
     (tmp_path / f'module_000{number}.m.cpu_after_optimizations.txt').write_text(_TEXT)
-  (tmp_path / 'module_0001.g.cpu_after_optimizations-buffer-assignment.txt').write_text('BufferAssignment:')
+  (tmp_path / 'module_0001.g.cpu_after_optimizations-buffer-assignment.txt').write_text(
+    'BufferAssignment:'
+  )
   (tmp_path / 'm.npz').write_bytes(_npz_bytes())
   [graph] = hlo.from_bytes(program)
   expected = {'before': [graph.num_ops], 'after': [2, 2], 'all': [graph.num_ops, 2, 2]}
@@ -120,7 +136,9 @@ def test_skipped_modules_of_a_dump_are_counted(tmp_path):
   data = (testing.GOLDEN / 'corner' / 'tile_sel.pb').read_bytes()
   for number in (1, 2):
     (tmp_path / f'module_000{number}.m.after_optimizations.hlo.pb').write_bytes(data)
-  [one, both] = (readers.from_file(path, kind='tile') for path in (next(tmp_path.iterdir()), tmp_path))
+  [one, both] = (
+    readers.from_file(path, kind='tile') for path in (next(tmp_path.iterdir()), tmp_path)
+  )
   assert one.skipped
   assert both.skipped == {reason: 2 * count for reason, count in one.skipped.items()}
   assert len(both.modules) == 2 * len(one.modules)
@@ -134,6 +152,8 @@ def test_folder_that_cannot_be_read(tmp_path, stage):
   assert caught.value.path == str(tmp_path)
   bad = tmp_path / 'module_0001.m.before_optimizations.hlo.pb'
   bad.touch()
-  with pytest.raises(errors.InputError, match=r'without programs of the stage|empty file') as caught:
+  with pytest.raises(
+    errors.InputError, match=r'without programs of the stage|empty file'
+  ) as caught:
     readers.from_file(tmp_path, stage=stage)
   assert caught.value.path == str(tmp_path if stage == 'after' else bad)

@@ -1,4 +1,6 @@
-"""Tests of tpu_graphs.sources.synthetic: the sample as a whole, which modules it has and how they are written."""
+"""Tests of tpu_graphs.sources.synthetic: the sample as a whole, which modules it has and how
+they are written.
+"""
 
 import dataclasses
 
@@ -28,7 +30,11 @@ def test_equal_seeds_give_equal_modules(kind):
 
 @pytest.mark.parametrize('kind', _MAKERS)
 def test_seeds_and_numbers_make_a_difference(kind):
-  fingerprints = {_MAKERS[kind](index, seed=seed).topology_fingerprint() for index in range(2) for seed in range(2)}
+  fingerprints = {
+    _MAKERS[kind](index, seed=seed).topology_fingerprint()
+    for index in range(2)
+    for seed in range(2)
+  }
   assert len(fingerprints) == 4
 
 
@@ -39,9 +45,18 @@ def test_generated_graphs_are_distinct(kind):
 
 def test_a_graph_that_has_occurred_is_left_out(monkeypatch):
   make = synthetic.tile_module
-  monkeypatch.setattr(synthetic, 'tile_module', lambda index, *, seed: dataclasses.replace(
-      make(index // 3, seed=seed), module_id=f'synthetic_tile_{index:04d}'))
-  assert [module.module_id[-4:] for module in synthetic.generate('tile', 3)] == ['0000', '0003', '0006']
+  monkeypatch.setattr(
+    synthetic,
+    'tile_module',
+    lambda index, *, seed: dataclasses.replace(
+      make(index // 3, seed=seed), module_id=f'synthetic_tile_{index:04d}'
+    ),
+  )
+  assert [module.module_id[-4:] for module in synthetic.generate('tile', 3)] == [
+    '0000',
+    '0003',
+    '0006',
+  ]
 
 
 @pytest.mark.parametrize('kind', _MAKERS)
@@ -50,7 +65,9 @@ def test_no_modules(kind):
 
 
 def test_unknown_kind():
-  with pytest.raises(errors.InputError, match=r"kind: unknown kind: found 'fusion', expected tile or layout"):
+  with pytest.raises(
+    errors.InputError, match=r"kind: unknown kind: found 'fusion', expected tile or layout"
+  ):
     synthetic.generate('fusion', 1)
 
 
@@ -59,15 +76,22 @@ def _write(folder, **options):
 
 
 def _content(folder):
-  return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob('*') if path.is_file()}
+  return {
+    str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob('*') if path.is_file()
+  }
 
 
 def test_tree(tmp_path):
   splits = _write(tmp_path / 'new/sample')
   assert sorted(path.name for path in (tmp_path / 'new/sample').iterdir()) == ['README.txt', 'npz']
   assert [(split.kind, split.name, split.num_modules) for split in splits] == [
-      ('tile', 'train', 4), ('tile', 'valid', 2), ('tile', 'test', 1),
-      ('layout', 'train', 2), ('layout', 'valid', 1), ('layout', 'test', 1)]
+    ('tile', 'train', 4),
+    ('tile', 'valid', 2),
+    ('tile', 'test', 1),
+    ('layout', 'train', 2),
+    ('layout', 'valid', 1),
+    ('layout', 'test', 1),
+  ]
   seen = set()
   for split in splits:
     folder = tmp_path / 'new/sample/npz' / split.kind / 'synthetic' / split.name
@@ -87,7 +111,12 @@ def test_readme_says_synthetic(tmp_path):
   _write(tmp_path, seed=17)
   text = (tmp_path / 'README.txt').read_text()
   assert text.startswith('SYNTHETIC DATA')
-  for part in ('seed 17', 'tile:synthetic', 'layout:synthetic', 'npz/tile/synthetic/train: 4 modules'):
+  for part in (
+    'seed 17',
+    'tile:synthetic',
+    'layout:synthetic',
+    'npz/tile/synthetic/train: 4 modules',
+  ):
     assert part in text
 
 
@@ -128,6 +157,7 @@ def test_interruption_leaves_nothing_that_looks_finished(tmp_path, monkeypatch):
     if module.kind == 'layout':
       raise KeyboardInterrupt
     save(module, path)
+
   monkeypatch.setattr(npz, 'save', interrupted)
   with pytest.raises(KeyboardInterrupt):
     _write(tmp_path)

@@ -1,4 +1,6 @@
-"""Tests of tpu_graphs.sources.transfer against a local server that breaks connections, lies and changes its files."""
+"""Tests of tpu_graphs.sources.transfer against a local server that breaks connections, lies and
+changes its files.
+"""
 
 import io
 import json
@@ -66,7 +68,12 @@ def test_fetch(site, server, path, size):
 
 
 def test_a_broken_connection_is_gone_on_with(site, server, path):
-  site.faults = [file_server.broken(1000), file_server.hang_up, file_server.broken(0), file_server.broken(24)]
+  site.faults = [
+    file_server.broken(1000),
+    file_server.hang_up,
+    file_server.broken(0),
+    file_server.broken(24),
+  ]
   fetch(server, path)
   assert path.read_bytes() == CONTENT
   assert site.gets == [None, 'bytes=1000-', 'bytes=1000-', 'bytes=1000-', 'bytes=1024-']
@@ -75,7 +82,9 @@ def test_a_broken_connection_is_gone_on_with(site, server, path):
 
 def test_a_later_call_goes_on_where_one_failed(site, server, path):
   site.faults = [file_server.broken(5000), *[file_server.status(503)] * 3]
-  with pytest.raises(errors.InputError, match=r'download failed: found HTTP status 503 .*, 4 times; repeat'):
+  with pytest.raises(
+    errors.InputError, match=r'download failed: found HTTP status 503 .*, 4 times; repeat'
+  ):
     fetch(server, path)
   assert leftovers(path) == ['a.tar.partial', 'a.tar.partial.json']
   assert (path.parent / 'a.tar.partial').read_bytes() == CONTENT[:5000]
@@ -114,7 +123,9 @@ def test_a_status_that_may_pass_is_waited_for(site, server, path, code):
 @pytest.mark.parametrize('at', ['head_faults', 'faults'])
 def test_any_other_status_ends_at_once(site, server, path, code, at):
   setattr(site, at, [file_server.status(code)])
-  with pytest.raises(errors.InputError, match=f'a.tar: server refuses the file: found HTTP status {code}') as error:
+  with pytest.raises(
+    errors.InputError, match=f'a.tar: server refuses the file: found HTTP status {code}'
+  ) as error:
     fetch(server, path)
   assert error.value.path == f'{site.url}/a.tar'
   assert len(site.requests) == (1 if at == 'head_faults' else 2)
@@ -141,7 +152,9 @@ def test_a_server_without_ranges_starts_again(site, server, path, send):
 def test_a_server_without_ranges_that_breaks_forever_is_given_up(site, server, path):
   site.ranges = False
   site.faults = [file_server.broken(700)] * 100
-  with pytest.raises(errors.InputError, match='connection closed after 700 of 10240 bytes, 4 times'):
+  with pytest.raises(
+    errors.InputError, match='connection closed after 700 of 10240 bytes, 4 times'
+  ):
     fetch(server, path)
 
 
@@ -153,21 +166,28 @@ def test_without_a_version_nothing_is_gone_on_with(site, server, path):
   assert site.gets == [None, None]
 
 
-@pytest.mark.parametrize(('headers', 'version'), [
+@pytest.mark.parametrize(
+  ('headers', 'version'),
+  [
     ([('ETag', '"x"'), ('Last-Modified', 'yesterday')], '"x"'),
     ([('ETag', 'W/"x"'), ('Last-Modified', 'yesterday')], 'yesterday'),
-    ([('ETag', 'W/"x"')], '')])
+    ([('ETag', 'W/"x"')], ''),
+  ],
+)
 def test_version_is_a_strong_etag_or_the_date(site, server, headers, version):
   site.put('a.tar', CONTENT, etag='')
   site.head_faults = [lambda handler: handler.answer(headers=headers)]
   assert server.look('a.tar').version == version
 
 
-@pytest.mark.parametrize('size', [len(CONTENT), 100, 20_000])  # As long as before, shorter than received, longer.
+@pytest.mark.parametrize(
+  'size', [len(CONTENT), 100, 20_000]
+)  # As long as before, shorter than received, longer.
 def test_a_file_that_changes_meanwhile_starts_again(site, server, path, size):
   def change(handler):
     handler.answer(send=5000)
     site.put('a.tar', bytes(size), etag='"2"')
+
   site.faults = [change]
   fetch(server, path)
   assert path.read_bytes() == bytes(size)
@@ -194,6 +214,7 @@ def test_a_server_that_ignores_if_range_mixes_no_versions(site, server, path):
   def change(handler):
     handler.answer(send=5000)
     site.put('a.tar', CONTENT[::-1], etag='"2"')
+
   # The HEAD after the break still tells the old version.
   site.head_faults = [None, lambda handler: handler.answer(headers=[('ETag', '"1"')])]
   site.faults = [change, lambda handler: handler.answer(part=True)]
@@ -209,6 +230,7 @@ def test_a_range_that_was_not_asked_for_is_refused(site, server, path):
     handler.send_header('ETag', '"1"')
     handler.end_headers()
     handler.wfile.write(CONTENT)
+
   site.faults = [file_server.broken(5000), other_range]
   fetch(server, path)
   assert path.read_bytes() == CONTENT
@@ -232,7 +254,9 @@ def test_a_length_that_differs_from_the_one_shown_is_not_believed(site, server, 
 
 def test_a_length_that_always_differs_is_told(site, server, path):
   site.faults = [lambda handler: handler.answer(lie=-7)] * 10
-  with pytest.raises(errors.InputError, match='changed on the server: 10233 bytes instead of 10240, 4 times'):
+  with pytest.raises(
+    errors.InputError, match='changed on the server: 10233 bytes instead of 10240, 4 times'
+  ):
     fetch(server, path)
   assert not path.exists()
 
@@ -249,6 +273,7 @@ def test_more_bytes_than_the_length_says_are_left(site, server, path):
   def more(handler):
     handler.answer()
     handler.wfile.write(b'surplus')
+
   site.faults = [more]
   fetch(server, path)
   assert path.read_bytes() == CONTENT
@@ -261,6 +286,7 @@ def test_a_server_that_tells_no_size_is_refused(site, server, value):
     if value is not None:
       handler.send_header('Content-Length', value)
     handler.end_headers()
+
   site.head_faults = [answer]
   with pytest.raises(errors.InputError, match='server tells no size: found Content-Length'):
     server.look('a.tar')
@@ -275,8 +301,15 @@ def test_a_redirect_is_followed_and_keeps_the_range(site, server, path):
     handler.send_header('Location', f'{site.url}/real.tar')
     handler.send_header('Content-Length', '0')
     handler.end_headers()
+
   site.head_faults = [moved] * 2
-  site.faults = [None, moved, file_server.broken(5000), None, moved]  # A HEAD that is moved goes on as a GET.
+  site.faults = [
+    None,
+    moved,
+    file_server.broken(5000),
+    None,
+    moved,
+  ]  # A HEAD that is moved goes on as a GET.
   fetch(server, path)
   assert path.read_bytes() == CONTENT
   assert ('GET', 'real.tar', 'bytes=5000-') in site.requests
@@ -311,6 +344,7 @@ def test_a_server_that_is_silent_times_out(site, path):
 
   def mute(handler):
     done.wait(20)
+
   site.faults = [silent, mute]
   site.head_faults = [mute]
   try:
@@ -321,7 +355,9 @@ def test_a_server_that_is_silent_times_out(site, path):
   assert site.gets == [None, 'bytes=5000-', 'bytes=5000-']
 
 
-@pytest.mark.parametrize('url', ['', 'a', 'ftp://a', 'file:///a', 'http://', 'http:///a', 'gs://a/b'])
+@pytest.mark.parametrize(
+  'url', ['', 'a', 'ftp://a', 'file:///a', 'http://', 'http:///a', 'gs://a/b']
+)
 def test_what_is_no_url_is_refused(url):
   with pytest.raises(errors.InputError, match='--base_url: no URL'):
     transfer.Server(url)
@@ -334,15 +370,21 @@ def test_what_is_a_url_only_at_first_sight_is_refused(url):
 
 
 def test_a_place_that_cannot_be_written(site, server, tmp_path):
-  with pytest.raises(errors.InputError, match=r'missing/a.tar.partial: cannot write: found No such file'):
+  with pytest.raises(
+    errors.InputError, match=r'missing/a.tar.partial: cannot write: found No such file'
+  ):
     fetch(server, tmp_path / 'missing' / 'a.tar')
 
 
 def test_a_full_disk(site, server, path):
   limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))  # Stands for it: writing more fails likewise.
+  resource.setrlimit(
+    resource.RLIMIT_FSIZE, (5000, limits[1])
+  )  # Stands for it: writing more fails likewise.
   try:
-    with pytest.raises(errors.InputError, match=r'a.tar.partial: cannot write: found File too large; mend this'):
+    with pytest.raises(
+      errors.InputError, match=r'a.tar.partial: cannot write: found File too large; mend this'
+    ):
       fetch(server, path)
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -350,11 +392,20 @@ def test_a_full_disk(site, server, path):
   assert path.read_bytes() == CONTENT
 
 
-@given(st.lists(st.tuples(st.sampled_from(['break', 'status', 'change', 'no range', 'hang up']),
-                          st.integers(0, len(CONTENT))), max_size=8))
+@given(
+  st.lists(
+    st.tuples(
+      st.sampled_from(['break', 'status', 'change', 'no range', 'hang up']),
+      st.integers(0, len(CONTENT)),
+    ),
+    max_size=8,
+  )
+)
 @settings(max_examples=25, deadline=None)
 def test_whatever_happens_the_file_is_right(tmp_path_factory, faults):
-  """A second implementation would be a client; what counts is that the content is one version's, whole."""
+  """A second implementation would be a client; what counts is that the content is one version's,
+  whole.
+  """
   folder = tmp_path_factory.mktemp('any')
   versions = [bytes([i]) * (5000 + 1000 * i) for i in range(10)]
   with pytest.MonkeyPatch.context() as patch, file_server.serve() as site:
@@ -365,11 +416,14 @@ def test_whatever_happens_the_file_is_right(tmp_path_factory, faults):
       handler.answer(send=number)
       version = int(site.etags['a.tar'].strip('"')) + 1
       site.put('a.tar', versions[version], etag=f'"{version}"')
-    kinds = {'break': lambda number: lambda handler: handler.answer(send=number),
-             'status': lambda number: file_server.status(503),
-             'change': lambda number: lambda handler: change(handler, number),
-             'no range': lambda number: lambda handler: handler.answer(send=number, part=False),
-             'hang up': lambda number: file_server.hang_up}
+
+    kinds = {
+      'break': lambda number: lambda handler: handler.answer(send=number),
+      'status': lambda number: file_server.status(503),
+      'change': lambda number: lambda handler: change(handler, number),
+      'no range': lambda number: lambda handler: handler.answer(send=number, part=False),
+      'hang up': lambda number: file_server.hang_up,
+    }
     site.faults = [kinds[kind](number) for kind, number in faults]
     fetch(transfer.Server(site.url, attempts=20, first_wait_s=0), folder / 'a.tar')
   assert (folder / 'a.tar').read_bytes() in versions
@@ -377,7 +431,6 @@ def test_whatever_happens_the_file_is_right(tmp_path_factory, faults):
 
 
 class Terminal(io.StringIO):
-
   def isatty(self):
     return True
 
@@ -392,10 +445,11 @@ def test_progress_on_a_terminal_renews_one_line():
     progress.advance(int(done * (1 << 20)))
   progress.end(10 << 20)
   assert stream.getvalue().split('\r') == [
-      '',
-      'a.tar   40 %  4.0 MiB of 10.0 MiB  1.0 MiB/s  6 s left',
-      'a.tar   50 %  5.0 MiB of 10.0 MiB  768.0 KiB/s  7 s left',
-      'a.tar  100 %  10.0 MiB of 10.0 MiB  2.0 MiB/s           \n']
+    '',
+    'a.tar   40 %  4.0 MiB of 10.0 MiB  1.0 MiB/s  6 s left',
+    'a.tar   50 %  5.0 MiB of 10.0 MiB  768.0 KiB/s  7 s left',
+    'a.tar  100 %  10.0 MiB of 10.0 MiB  2.0 MiB/s           \n',
+  ]
 
 
 def test_progress_elsewhere_is_a_line_now_and_then():
@@ -408,9 +462,10 @@ def test_progress_elsewhere_is_a_line_now_and_then():
     progress.advance(seconds)
   progress.end(90)
   assert stream.getvalue().splitlines() == [
-      'a.tar    3 %  30 bytes of 1000 bytes  1 bytes/s  16 min left',
-      'a.tar    6 %  60 bytes of 1000 bytes  1 bytes/s  16 min left',
-      'a.tar    9 %  90 bytes of 1000 bytes  1 bytes/s  15 min left']
+    'a.tar    3 %  30 bytes of 1000 bytes  1 bytes/s  16 min left',
+    'a.tar    6 %  60 bytes of 1000 bytes  1 bytes/s  16 min left',
+    'a.tar    9 %  90 bytes of 1000 bytes  1 bytes/s  15 min left',
+  ]
 
 
 def test_progress_tells_what_failed(site, server, path):
@@ -418,18 +473,30 @@ def test_progress_tells_what_failed(site, server, path):
   site.faults = [file_server.broken(10), file_server.status(503)]
   fetch(server, path, terminal.Progress(stream))
   assert stream.getvalue().splitlines() == [
-      'a.tar: connection closed after 10 of 10240 bytes; again in 0 s',
-      'a.tar: HTTP status 503 Service Unavailable; again in 0 s']
+    'a.tar: connection closed after 10 of 10240 bytes; again in 0 s',
+    'a.tar: HTTP status 503 Service Unavailable; again in 0 s',
+  ]
 
 
-@pytest.mark.parametrize(('size', 'text'), [
-    (0, '0 bytes'), (1023, '1023 bytes'), (1024, '1.0 KiB'), (1536, '1.5 KiB'), (5 << 30, '5.0 GiB'),
-    (3 << 40, '3.0 TiB'), (1 << 52, '4096.0 TiB')])
+@pytest.mark.parametrize(
+  ('size', 'text'),
+  [
+    (0, '0 bytes'),
+    (1023, '1023 bytes'),
+    (1024, '1.0 KiB'),
+    (1536, '1.5 KiB'),
+    (5 << 30, '5.0 GiB'),
+    (3 << 40, '3.0 TiB'),
+    (1 << 52, '4096.0 TiB'),
+  ],
+)
 def test_size_text(size, text):
   assert terminal.size_text(size) == text
 
 
-@pytest.mark.parametrize(('seconds', 'text'), [
-    (0, '0 s'), (89, '89 s'), (90, '2 min'), (3600, '60 min'), (5400, '1.5 h'), (86400, '24.0 h')])
+@pytest.mark.parametrize(
+  ('seconds', 'text'),
+  [(0, '0 s'), (89, '89 s'), (90, '2 min'), (3600, '60 min'), (5400, '1.5 h'), (86400, '24.0 h')],
+)
 def test_time_text(seconds, text):
   assert terminal.time_text(seconds) == text

@@ -14,9 +14,16 @@ from tpu_graphs.sources import zips
 
 _SETTINGS = hypothesis.settings(max_examples=60, deadline=None)
 _CONTENTS = st.one_of(
-    st.binary(max_size=300),
-    st.builds(lambda data, times: data * times, st.binary(max_size=20), st.integers(0, 60_000)),  # Up to 1.2 MB.
-    st.builds(lambda seed, size: np.random.default_rng(seed).bytes(size), st.integers(0, 9), st.integers(0, 600_000)))
+  st.binary(max_size=300),
+  st.builds(
+    lambda data, times: data * times, st.binary(max_size=20), st.integers(0, 60_000)
+  ),  # Up to 1.2 MB.
+  st.builds(
+    lambda seed, size: np.random.default_rng(seed).bytes(size),
+    st.integers(0, 9),
+    st.integers(0, 600_000),
+  ),
+)
 
 
 def _zip(content, compression, level=None):
@@ -39,8 +46,12 @@ def _read(file, name='a', size=1 << 16):
 
 
 @_SETTINGS
-@hypothesis.given(content=_CONTENTS, size=st.sampled_from([1000, 4096, 300_000, 1 << 21]), level=st.integers(0, 9),
-                  compression=st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2]))
+@hypothesis.given(
+  content=_CONTENTS,
+  size=st.sampled_from([1000, 4096, 300_000, 1 << 21]),
+  level=st.integers(0, 9),
+  compression=st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2]),
+)
 def test_reads_what_was_written(content, size, level, compression):
   pieces = _read(_zip(content, compression, max(level, 1)), size=size)
   assert b''.join(pieces) == content
@@ -49,7 +60,9 @@ def test_reads_what_was_written(content, size, level, compression):
 
 def test_one_byte_at_a_time():
   content = b'abracadabra' * 3
-  assert _read(_zip(content, zipfile.ZIP_DEFLATED), size=1) == [bytes([byte]) for byte in content] + [b'']
+  assert _read(_zip(content, zipfile.ZIP_DEFLATED), size=1) == [
+    bytes([byte]) for byte in content
+  ] + [b'']
 
 
 @_SETTINGS
@@ -77,7 +90,9 @@ def test_arrays_are_compressed():
   assert len(file.getvalue()) < values.nbytes / 20
 
 
-@pytest.mark.parametrize('compression', [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
+@pytest.mark.parametrize(
+  'compression', [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2]
+)
 def test_another_checksum(compression):
   data = bytearray(_zip(b'abracadabra' * 9, compression).getvalue())
   entry = data.rindex(b'aPK\x01\x02') - 46  # In the directory, where the name follows 46 bytes.
@@ -92,20 +107,25 @@ def test_another_checksum(compression):
 def test_changed_bytes_are_never_taken_for_the_content():
   content = b'abracadabra' * 30
   data = _zip(content, zipfile.ZIP_DEFLATED).getvalue()
-  start = data.index(b'PK\x03\x04', 10) + 31  # Behind the header of the second member, with its name.
+  start = (
+    data.index(b'PK\x03\x04', 10) + 31
+  )  # Behind the header of the second member, with its name.
   for i in range(start, data.index(b'PK\x03\x04', start)):
     for bit in range(8):
       damaged = bytearray(data)
       damaged[i] ^= 1 << bit
       with contextlib.suppress(zipfile.BadZipFile):
         found = b''.join(_read(io.BytesIO(damaged)))
-        assert found == content or len(found) < len(content), (i, bit)  # An early end is told by the length.
+        assert found == content or len(found) < len(content), (
+          i,
+          bit,
+        )  # An early end is told by the length.
 
 
 def test_data_that_is_longer_than_the_directory_says():
   data = bytearray(_zip(b'abracadabra' * 9, zipfile.ZIP_DEFLATED).getvalue())
   entry = data.rindex(b'aPK\x01\x02') - 46
-  data[entry + 24:entry + 28] = (50).to_bytes(4, 'little')
+  data[entry + 24 : entry + 28] = (50).to_bytes(4, 'little')
   with pytest.raises(zipfile.BadZipFile, match='Bad CRC-32'):
     _read(io.BytesIO(data))
 
@@ -124,7 +144,7 @@ def test_directory_tells_the_content_apart(save):
   arrays = testing.layout_arrays(c=500, seed=1)
   data = testing.npz_bytes(arrays, save)
   tail, start = _tail(data)
-  assert data[start:start + 4] == b'PK\x01\x02'
+  assert data[start : start + 4] == b'PK\x01\x02'
   assert len(tail) < 1000 < start
   assert _tail(testing.npz_bytes(arrays, save))[0] == tail
   arrays['node_config_feat'][77, 1, 3] += 1
@@ -144,7 +164,7 @@ def test_damaged_directory(tmp_path):
   start = zips.directory_start(io.BytesIO(data))
   for i in range(start, len(data)):
     damaged = bytearray(data)
-    damaged[i] ^= 0xff
+    damaged[i] ^= 0xFF
     (tmp_path / 'a').write_bytes(damaged)
     with open(tmp_path / 'a', 'rb') as file:
       assert 0 <= zips.directory_start(file) < len(data)

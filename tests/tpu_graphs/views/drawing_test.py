@@ -34,8 +34,18 @@ _NODE = re.compile(rf'(n\d+){_ATTRIBUTES};')
 _EDGE = re.compile(rf'(n\d+) -> (n\d+){_ATTRIBUTES};')
 
 
-def make(opcodes, edges=(), *, computation=None, configurable=(), kind='layout', module_id='m', roots=(), feats=(),
-         **over):
+def make(
+  opcodes,
+  edges=(),
+  *,
+  computation=None,
+  configurable=(),
+  kind='layout',
+  module_id='m',
+  roots=(),
+  feats=(),
+  **over,
+):
   """A module of these opcodes with edges (producer, consumer); `feats` is (op, feature, value)."""
   n = len(opcodes)
   feat = np.zeros((n, 140), np.float32)
@@ -44,18 +54,30 @@ def make(opcodes, edges=(), *, computation=None, configurable=(), kind='layout',
   feat[list(roots), COLUMN['is_root']] = 1
   arrays = testing.arrays(kind, n=n, c=0, nc=0)
   if kind == 'layout':
-    arrays |= {'node_config_ids': np.array(configurable, np.int64),
-               'node_config_feat': np.zeros((0, len(configurable), 18), np.int8)}
-  arrays |= {'node_opcode': np.array([OPCODES.get(name, 0) for name in opcodes], np.uint8), 'node_feat': feat,
-             'edge_index': np.array(edges, np.int64).reshape(-1, 2)[:, ::-1], 'node_splits': np.array([0, n]),
-             'config_id': np.arange(0)}
-  return module_lib.Module(module_id=module_id, kind=kind, **arrays,
-                           computation=None if computation is None else np.array(computation), **over)
+    arrays |= {
+      'node_config_ids': np.array(configurable, np.int64),
+      'node_config_feat': np.zeros((0, len(configurable), 18), np.int8),
+    }
+  arrays |= {
+    'node_opcode': np.array([OPCODES.get(name, 0) for name in opcodes], np.uint8),
+    'node_feat': feat,
+    'edge_index': np.array(edges, np.int64).reshape(-1, 2)[:, ::-1],
+    'node_splits': np.array([0, n]),
+    'config_id': np.arange(0),
+  }
+  return module_lib.Module(
+    module_id=module_id,
+    kind=kind,
+    **arrays,
+    computation=None if computation is None else np.array(computation),
+    **over,
+  )
 
 
 @dataclasses.dataclass
 class Picture:
   """What is in DOT text: nodes and edges with their attributes, and the nodes of each cluster."""
+
   nodes: dict
   edges: dict
   clusters: dict
@@ -92,8 +114,8 @@ def parse(text):
     elif line.startswith('subgraph cluster_'):
       cluster = ['', []]
     elif line.startswith('label=') and cluster:
-      cluster[0] = _unquoted(line[len('label='):-1])
-      assert re.fullmatch(_STRING + ';', line[len('label='):])
+      cluster[0] = _unquoted(line[len('label=') : -1])
+      assert re.fullmatch(_STRING + ';', line[len('label=') :])
     elif line == '}':
       picture.clusters[tuple(cluster[1])] = cluster[0]
       cluster = None
@@ -103,20 +125,27 @@ def parse(text):
 
 
 def _attributes(text):
-  return {name: _unquoted(value) for name, value in re.findall(rf'(\w+)=({_STRING}|[^\s"\]]+)', text or '')}
+  return {
+    name: _unquoted(value)
+    for name, value in re.findall(rf'(\w+)=({_STRING}|[^\s"\]]+)', text or '')
+  }
 
 
 def _unquoted(value):
   if not value.startswith('"'):
     return value
-  return re.sub(r'\\(.)', lambda match: {'n': '\n'}.get(match[1], match[1]), value[1:-1]).replace('&amp;', '&')
+  return re.sub(r'\\(.)', lambda match: {'n': '\n'}.get(match[1], match[1]), value[1:-1]).replace(
+    '&amp;', '&'
+  )
 
 
 def draw(module, **options):
   """The picture of a module; Graphviz itself must read it without a word where it is installed."""
   text = drawing.dot(module, **options)
   if HAS_DOT:
-    result = subprocess.run(['dot', '-Tcanon'], input=text, capture_output=True, encoding='utf-8', check=False)
+    result = subprocess.run(
+      ['dot', '-Tcanon'], input=text, capture_output=True, encoding='utf-8', check=False
+    )
     assert (result.returncode, result.stderr) == (0, '')
   return parse(text)
 
@@ -141,28 +170,60 @@ def test_smallest_modules(kind, max_ops):
 
 
 def test_calls_are_dashed_from_caller_to_root():
-  picture = draw(make(['parameter', 'parameter', 'add', 'parameter', 'constant', 'reduce'],
-                      [(0, 2), (1, 2), (3, 5), (4, 5), (2, 5)], computation=[0, 0, 0, 1, 1, 1], roots=[2, 5]))
-  dashed = {edge for edge, attributes in picture.edges.items() if attributes.get('style') == 'dashed'}
+  picture = draw(
+    make(
+      ['parameter', 'parameter', 'add', 'parameter', 'constant', 'reduce'],
+      [(0, 2), (1, 2), (3, 5), (4, 5), (2, 5)],
+      computation=[0, 0, 0, 1, 1, 1],
+      roots=[2, 5],
+    )
+  )
+  dashed = {
+    edge for edge, attributes in picture.edges.items() if attributes.get('style') == 'dashed'
+  }
   assert dashed == {('n5', 'n2')}
-  assert picture.edges.keys() == {('n0', 'n2'), ('n1', 'n2'), ('n3', 'n5'), ('n4', 'n5'), ('n5', 'n2')}
-  assert picture.clusters == {('n0', 'n1', 'n2'): '3 ops, called by 1 reduce', ('n3', 'n4', 'n5'): '3 ops, entry'}
-  assert [name for name, node in picture.nodes.items() if node.get('penwidth') == '2'] == ['n2', 'n5']
+  assert picture.edges.keys() == {
+    ('n0', 'n2'),
+    ('n1', 'n2'),
+    ('n3', 'n5'),
+    ('n4', 'n5'),
+    ('n5', 'n2'),
+  }
+  assert picture.clusters == {
+    ('n0', 'n1', 'n2'): '3 ops, called by 1 reduce',
+    ('n3', 'n4', 'n5'): '3 ops, entry',
+  }
+  assert [name for name, node in picture.nodes.items() if node.get('penwidth') == '2'] == [
+    'n2',
+    'n5',
+  ]
 
 
 def test_computations_of_a_public_file_are_told_apart():
-  told = make(['parameter', 'negate', 'parameter', 'fusion'], [(0, 1), (2, 3), (1, 3)], computation=[0, 0, 1, 1],
-              roots=[1, 3])
+  told = make(
+    ['parameter', 'negate', 'parameter', 'fusion'],
+    [(0, 1), (2, 3), (1, 3)],
+    computation=[0, 0, 1, 1],
+    roots=[1, 3],
+  )
   assert draw(dataclasses.replace(told, computation=None)) == draw(told)
 
 
 def test_colours_and_legend():
-  module = make(['parameter', 'constant', 'convolution', 'dot', 'add'], [(0, 2), (2, 3), (3, 4)], configurable=[2])
+  module = make(
+    ['parameter', 'constant', 'convolution', 'dot', 'add'],
+    [(0, 2), (2, 3), (3, 4)],
+    configurable=[2],
+  )
   picture = draw(module)
   assert [node['fillcolor'] for node in picture.nodes.values()] == [GREY, GREY, ORANGE, BLUE, WHITE]
   (legend,) = re.findall(r'label=<(.*)>\];', drawing.dot(module))
   assert re.findall(r'bgcolor="(#\w+)" border="1">([^<]+)<', legend) == [
-      (ORANGE, 'configurable'), (BLUE, 'costly'), (GREY, 'input or constant'), (WHITE, 'other op')]
+    (ORANGE, 'configurable'),
+    (BLUE, 'costly'),
+    (GREY, 'input or constant'),
+    (WHITE, 'other op'),
+  ]
   assert 'layout module, 5 ops, 3 edges, 1 configurable op<' in legend
   assert 'configurable' not in drawing.dot(make(['add']))
 
@@ -172,42 +233,96 @@ BF16, TUPLE = 'shape_element_type_is_bf16', 'shape_element_type_is_tuple'
 
 def shape(dims, layout=(), element=BF16):
   """Features of op 0 as the extractor makes them."""
-  values = {element: 1, 'shape_dimensions_sum': sum(dims), 'shape_dimensions_product': int(np.prod(dims, dtype=int))}
+  values = {
+    element: 1,
+    'shape_dimensions_sum': sum(dims),
+    'shape_dimensions_product': int(np.prod(dims, dtype=int)),
+  }
   values |= {f'shape_dimensions_{i}': dim for i, dim in enumerate(dims[:6])}
   values |= {f'layout_minor_to_major_{i}': dim for i, dim in enumerate(layout[:6])}
   return [(0, name, value) for name, value in values.items()]
 
 
-@pytest.mark.parametrize(('feats', 'text'), [
-    (shape([]), 'bf16[]'), (shape([8]), 'bf16[8]'), (shape([8, 128], [1, 0]), 'bf16[8,128]'),
-    (shape([8, 128], [0, 1]), 'bf16[8,128]{0,1}'), (shape([8, 128]), 'bf16[8,128]'),
-    (shape([2, 3, 4], [0, 2, 1]), 'bf16[2,3,4]{0,2,1}'), (shape([0]), 'bf16[0]'), (shape([5, 0]), 'bf16[5,0]'),
-    (shape([0, 5]), 'bf16[0,5]'), (shape([1, 2, 3, 4, 5, 6, 7]), 'bf16[1,2,3,4,5,6,…]'),
+@pytest.mark.parametrize(
+  ('feats', 'text'),
+  [
+    (shape([]), 'bf16[]'),
+    (shape([8]), 'bf16[8]'),
+    (shape([8, 128], [1, 0]), 'bf16[8,128]'),
+    (shape([8, 128], [0, 1]), 'bf16[8,128]{0,1}'),
+    (shape([8, 128]), 'bf16[8,128]'),
+    (shape([2, 3, 4], [0, 2, 1]), 'bf16[2,3,4]{0,2,1}'),
+    (shape([0]), 'bf16[0]'),
+    (shape([5, 0]), 'bf16[5,0]'),
+    (shape([0, 5]), 'bf16[0,5]'),
+    (shape([1, 2, 3, 4, 5, 6, 7]), 'bf16[1,2,3,4,5,6,…]'),
     (shape([3], element='shape_element_type_is_pred'), 'pred[3]'),
-    ([(0, 'shape_dimensions_0', 4), (0, 'shape_dimensions_sum', 4), (0, 'shape_dimensions_product', 4)], '?[4]'),
-    ([(0, TUPLE, 1), (0, 'shape_tuple_shapes_size', 3), (0, 'shape_dimensions_product', 1)], 'tuple of 3'),
-    ([(0, 'shape_element_type_is_token', 1)], 'token'), ([(0, 'shape_element_type_is_opaque_type', 1)], 'opaque'),
+    (
+      [
+        (0, 'shape_dimensions_0', 4),
+        (0, 'shape_dimensions_sum', 4),
+        (0, 'shape_dimensions_product', 4),
+      ],
+      '?[4]',
+    ),
+    (
+      [(0, TUPLE, 1), (0, 'shape_tuple_shapes_size', 3), (0, 'shape_dimensions_product', 1)],
+      'tuple of 3',
+    ),
+    ([(0, 'shape_element_type_is_token', 1)], 'token'),
+    ([(0, 'shape_element_type_is_opaque_type', 1)], 'opaque'),
     ([(0, 'shape_element_type_is_invalid_type', 1)], 'invalid'),
-])
+  ],
+)
 def test_shapes(feats, text):
   assert draw(make(['add'], feats=feats)).label('n0') == f'add\n{text}'
 
 
 def test_window_and_parameter():
-  window = [(0, f'window_{name}_{i}', value) for name, values in (('size', (3, 1)), ('stride', (2, 1)))
-            for i, value in enumerate(values)]
+  window = [
+    (0, f'window_{name}_{i}', value)
+    for name, values in (('size', (3, 1)), ('stride', (2, 1)))
+    for i, value in enumerate(values)
+  ]
   ones = [(0, name, 1) for _, name, _ in window]
-  assert draw(make(['convolution'], feats=shape([4]) + window)).label('n0').split('\n')[2] == 'window 3x1 stride 2x1'
-  assert draw(make(['convolution'], feats=shape([4]) + ones)).label('n0').split('\n')[2] == 'window 1x1'
-  assert draw(make(['parameter'], feats=[(0, 'parameter_number', 7)])).label('n0').split('\n')[0] == 'parameter 7'
+  assert (
+    draw(make(['convolution'], feats=shape([4]) + window)).label('n0').split('\n')[2]
+    == 'window 3x1 stride 2x1'
+  )
+  assert (
+    draw(make(['convolution'], feats=shape([4]) + ones)).label('n0').split('\n')[2] == 'window 1x1'
+  )
+  assert (
+    draw(make(['parameter'], feats=[(0, 'parameter_number', 7)])).label('n0').split('\n')[0]
+    == 'parameter 7'
+  )
 
 
 def test_unknown_opcodes_have_their_name_if_there_is_one():
-  assert draw(make(['x'], unknown_opcodes={'ragged-all-to-all': 1})).label('n0').startswith('ragged-all-to-all\n')
-  assert draw(make(['x', 'y'], unknown_opcodes={'x': 1, 'y': 1})).label('n0').startswith('<unknown>\n')
+  assert (
+    draw(make(['x'], unknown_opcodes={'ragged-all-to-all': 1}))
+    .label('n0')
+    .startswith('ragged-all-to-all\n')
+  )
+  assert (
+    draw(make(['x', 'y'], unknown_opcodes={'x': 1, 'y': 1})).label('n0').startswith('<unknown>\n')
+  )
 
 
-NASTY = ['"', '\\', 'a\\', '\\N\\G\\n', '<b>&amp;</b>', '&', '];', '日本 µ 🙂', "'", '{|}', '%s', 'a"];x->y']
+NASTY = [
+  '"',
+  '\\',
+  'a\\',
+  '\\N\\G\\n',
+  '<b>&amp;</b>',
+  '&',
+  '];',
+  '日本 µ 🙂',
+  "'",
+  '{|}',
+  '%s',
+  'a"];x->y',
+]
 
 
 @pytest.mark.parametrize('name', NASTY)
@@ -217,8 +332,11 @@ def test_any_name_is_shown_as_it_is(name):
   assert len(picture.nodes) == 2
   assert picture.label('n0').split('\n')[0] == name
   if HAS_DOT:
-    texts = [element.text for element in ElementTree.fromstring(drawing.svg(drawing.dot(module))).iter()
-             if element.tag.endswith('}text')]
+    texts = [
+      element.text
+      for element in ElementTree.fromstring(drawing.svg(drawing.dot(module))).iter()
+      if element.tag.endswith('}text')
+    ]
     assert texts.count(name) == 2
 
 
@@ -237,7 +355,11 @@ def test_what_lies_between_landmarks_is_one_box():
   picture = draw(module, max_ops=6)
   labels = [picture.label(name) for name in picture.nodes]
   assert [label.split('\n')[0] for label in labels] == [
-      'dot', '2 ops: 1 add, 1 tanh', 'dot', '32 ops: 30 copy, 1 convert, 1 negate']
+    'dot',
+    '2 ops: 1 add, 1 tanh',
+    'dot',
+    '32 ops: 30 copy, 1 convert, 1 negate',
+  ]
   assert picture.edges.keys() == {('n0', 'n1'), ('n1', 'n2'), ('n2', 'n3')}
   assert picture.fills() == {BLUE: 2, YELLOW: 2}
 
@@ -247,7 +369,9 @@ def test_configurable_ops_are_the_landmarks_if_there_are_any():
   picture = draw(module, max_ops=5)
   assert picture.fills() == {ORANGE: 1, YELLOW: 1}
   assert [picture.label(name).split('\n')[0] for name in picture.nodes] == [
-      'reshape', '42 ops: 1 dot, 20 add, 20 tanh, …']
+    'reshape',
+    '42 ops: 1 dot, 20 add, 20 tanh, …',
+  ]
 
 
 def test_without_landmarks_bands_of_similar_depth():
@@ -262,11 +386,13 @@ def test_without_landmarks_bands_of_similar_depth():
 
 
 def test_repeated_edges_are_counted():
-  module = make(['parameter'] * 40 + ['dot'] * 2, [(i, 40 + j) for i in range(40) for j in range(2)])
+  module = make(
+    ['parameter'] * 40 + ['dot'] * 2, [(i, 40 + j) for i in range(40) for j in range(2)]
+  )
   picture = draw(module, max_ops=5)
   name = picture.find('40 ops: 40 parameter')
   assert 'used by 2 boxes' in picture.label(name)
-  ((source, _), attributes), = picture.edges.items()
+  (((source, _), attributes),) = picture.edges.items()
   assert (source, attributes) == (name, {'xlabel': '40x'})
 
 
@@ -293,12 +419,21 @@ def test_what_an_op_applies_is_a_part_of_it():
   assert {attributes.get('style') for attributes in picture.edges.values()} == {None}
 
 
-@pytest.mark.parametrize(('opcode', 'body', 'own'), [
-    ('while', 'dot', True), ('while', 'negate', False), ('call', 'convolution', True), ('fusion', 'dot', False)])
+@pytest.mark.parametrize(
+  ('opcode', 'body', 'own'),
+  [
+    ('while', 'dot', True),
+    ('while', 'negate', False),
+    ('call', 'convolution', True),
+    ('fusion', 'dot', False),
+  ],
+)
 def test_bodies_with_landmarks_are_computations_of_their_own(opcode, body, own):
   module = called(opcode, body)
   picture = draw(module, max_ops=60)
-  dashed = [edge for edge, attributes in picture.edges.items() if attributes.get('style') == 'dashed']
+  dashed = [
+    edge for edge, attributes in picture.edges.items() if attributes.get('style') == 'dashed'
+  ]
   assert len(dashed) == own
   (caller,) = [name for name in picture.nodes if picture.label(name).startswith(opcode)]
   assert picture.nodes[caller]['fillcolor'] == (WHITE if body == 'negate' else BLUE)
@@ -310,8 +445,12 @@ def test_bodies_with_landmarks_are_computations_of_their_own(opcode, body, own):
 
 def test_helper_of_many_is_drawn_in_the_first():
   ops = ['parameter', 'add', *['reduce'] * 50]
-  module = make(ops, [(0, 1), *((1, i) for i in range(2, 52)), *((i, i + 1) for i in range(2, 51))],
-                computation=[0, 0] + [1] * 50, roots=[1, 51])
+  module = make(
+    ops,
+    [(0, 1), *((1, i) for i in range(2, 52)), *((i, i + 1) for i in range(2, 51))],
+    computation=[0, 0] + [1] * 50,
+    roots=[1, 51],
+  )
   picture = draw(module, max_ops=51)
   assert len(picture.nodes) == 50
   assert picture.label('n0').split('\n')[2:] == ['with 1 add']
@@ -327,19 +466,27 @@ def test_computations_that_call_each_other_end():
 
 
 def test_edges_that_lead_back_end():
-  module = make(['dot', 'add', 'add', 'dot'] * 10, [(i, (i * 7) % 40) for i in range(40) if i != (i * 7) % 40])
+  module = make(
+    ['dot', 'add', 'add', 'dot'] * 10, [(i, (i * 7) % 40) for i in range(40) if i != (i * 7) % 40]
+  )
   assert 1 <= len(draw(module, max_ops=20).nodes) <= 20
 
 
 @st.composite
 def programs(draw):
-  """Modules of one to four computations, as compilers write them: operands and callees come first."""
+  """Modules of one to four computations, as compilers write them: operands and callees come
+  first.
+  """
   rng = np.random.default_rng(draw(st.integers(0, 2**32)))
   opcodes, edges, computation, roots = [], [], [], []
   for index in range(draw(st.integers(1, 4))):
     start = len(opcodes)
     for op in range(start, start + draw(st.integers(1, 40))):
-      name = str(rng.choice(['parameter', 'constant', 'add', 'tanh', 'dot', 'tuple', 'fusion', 'while', 'reduce']))
+      name = str(
+        rng.choice(
+          ['parameter', 'constant', 'add', 'tanh', 'dot', 'tuple', 'fusion', 'while', 'reduce']
+        )
+      )
       opcodes.append(name)
       computation.append(index)
       if op > start and name not in ('parameter', 'constant'):
@@ -377,8 +524,13 @@ def golden(name):
   return module
 
 
-@pytest.mark.parametrize(('name', 'max_boxes', 'landmarks'), [
-    ('resnet50_infer_optcpu', 120, ('convolution', 'dot')), ('convnet_train_unopt', 238, ('convolution', 'dot'))])
+@pytest.mark.parametrize(
+  ('name', 'max_boxes', 'landmarks'),
+  [
+    ('resnet50_infer_optcpu', 120, ('convolution', 'dot')),
+    ('convnet_train_unopt', 238, ('convolution', 'dot')),
+  ],
+)
 def test_real_programs(name, max_boxes, landmarks):
   module = golden(name)
   picture = draw(module)
@@ -400,7 +552,9 @@ def test_public_layout_file_shows_its_configurable_ops():
 def test_svg():
   root = ElementTree.fromstring(drawing.svg(drawing.dot(make(['parameter', 'add'], [(0, 1)]))))
   assert root.tag.endswith('}svg')
-  groups = collections.Counter(element.get('class') for element in root.iter() if element.get('class'))
+  groups = collections.Counter(
+    element.get('class') for element in root.iter() if element.get('class')
+  )
   assert (groups['node'], groups['edge']) == (2, 1)
 
 
