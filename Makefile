@@ -52,6 +52,7 @@ test-bazel: venv
 
 lint: venv
 	$(BIN)/ruff check
+	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
 fuzz:
