@@ -37,7 +37,7 @@ $(VENV)/.installed: setup.py $(NATIVE)
 test: venv
 	$(BIN)/python -m pytest -n auto --dist loadfile $(PYTEST_ARGS)
 
-# As docs/newer_tensorflow.md tells. The tests are run by a second make, for which VENV is another.
+# docs/newer_tensorflow.md says how. A second make runs the tests, with another VENV.
 test-tf:
 	$(MAKE) VENV=.venv-tf$(TF) .venv-tf$(TF)/.tensorflow
 	$(MAKE) VENV=.venv-tf$(TF) test

@@ -1,0 +1,3 @@
+"""Training: the trainer and its loop, checkpoints, strategies, signals and run directories."""
+
+__all__: list[str] = []

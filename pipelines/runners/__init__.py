@@ -1,0 +1,3 @@
+"""Runners of pipelines: local modes of Beam, a Dask cluster, and files on any file system."""
+
+__all__: list[str] = []

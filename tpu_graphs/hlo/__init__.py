@@ -1,4 +1,6 @@
-"""HLO of any source -> modules; TensorFlow and JAX are imported only for functions of theirs.
+"""Conversion of HLO from any source to modules.
+
+TensorFlow and JAX are imported only to compile their functions.
 
 ```
 for module in hlo.from_file('op_tuning_data.pb', kind='tile'):
