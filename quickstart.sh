@@ -23,5 +23,5 @@ Done in $SECONDS s. All of this is synthetic data with a planted cost model. To 
   $DIR/data/tile/manifest.json          what the conversion wrote and left out
   $DIR/runs/tile/history.csv            loss and validation metrics per epoch
   $DIR/runs/tile/valid/report.html      how good the model is: open it in a browser
-  $DIR/runs/layout/valid/report.html    the same of the layout model
+  $DIR/runs/layout/valid/report.html    how good the layout model is
 EOF

@@ -14,15 +14,13 @@ ROOT = pathlib.Path(__file__).parent
 
 
 def _version() -> str:
-  """`tpu_graphs.__version__`, read without an import, which would need the dependencies."""
+  """Reads `tpu_graphs.__version__` without an import, which would need the dependencies."""
   text = (ROOT / 'tpu_graphs' / '__init__.py').read_text(encoding='utf-8')
   return re.search(r"^__version__ = '(.+)'$", text, re.MULTILINE).group(1)
 
 
 class _BuildNative(build_ext.build_ext):
-  """Finds pybind11 only where the extension is built: all else that setup.py does needs no more
-  than setuptools.
-  """
+  """The build of the extension, the only command of setup.py that needs more than setuptools."""
 
   def build_extension(self, ext):
     import pybind11
@@ -32,10 +30,8 @@ class _BuildNative(build_ext.build_ext):
 
 
 NATIVE = ROOT / 'tpu_graphs' / 'hlo' / 'cc'
-JAX = [
-  'jax==0.4.30',
-  'jaxlib==0.4.30',
-]  # The newest that shares an environment with TensorFlow 2.15.
+# The newest JAX that shares an environment with TensorFlow 2.15.
+JAX = ['jax==0.4.30', 'jaxlib==0.4.30']
 BEAM = '>=2.77,<2.78'
 
 setuptools.setup(
@@ -62,6 +58,7 @@ setuptools.setup(
     'tpu_graphs': ['schemas/*.pbtxt', 'tables/*.csv'],
     'baselines.evaluation': ['report_assets/*'],
   },
+  # The extension is optional: without a compiler, HLO is read in Python.
   ext_modules=[
     setuptools.Extension(
       'tpu_graphs.hlo._native',
@@ -71,24 +68,29 @@ setuptools.setup(
       language='c++',
       optional=True,
     )
-  ],  # Without a compiler, HLO is read in Python.
+  ],
   cmdclass={'build_ext': _BuildNative},
   entry_points={'console_scripts': ['tpu-graphs = tpu_graphs.cli:main']},
   install_requires=[
     'absl-py>=1.0',
     f'apache-beam[tfrecord]{BEAM}',
-    'google-apitools>=0.5.31,<0.5.32',  # Without it Beam prints a warning whenever it is imported.
-    'google-crc32c>=1.5,<2',  # Beam's TFRecord checksums in C; without it they are computed in Python.
-    'isal>=1.7,<2',  # Inflates and compresses npz files several times as fast as zlib.
+    # Without apitools, Beam prints a warning whenever it is imported.
+    'google-apitools>=0.5.31,<0.5.32',
+    # Without crc32c, Beam computes TFRecord checksums in Python instead of C.
+    'google-crc32c>=1.5,<2',
+    # isal inflates and compresses npz files several times as fast as zlib.
+    'isal>=1.7,<2',
     'numpy>=1.23.5,<2',
-    'protobuf>=4.25,<5',  # TensorFlow 2.15 needs < 5, Beam 2.77 refuses most of 4.21 to 4.24.
-    'tensorflow>=2.15,<2.16',  # What TF-Ranking allows; for newer ones see docs/newer_tensorflow.md.
+    # TensorFlow 2.15 needs protobuf < 5, and Beam 2.77 refuses most versions from 4.21 to 4.24.
+    'protobuf>=4.25,<5',
+    # TF-Ranking allows no newer TensorFlow; docs/newer_tensorflow.md shows how to use one.
+    'tensorflow>=2.15,<2.16',
     'tensorflow-gnn>=1.0.3,<1.1',
     'tensorflow-ranking>=0.5.5,<0.6',
   ],
   extras_require={
-    # ruff and mypy change with each minor release. TensorBoard 2.15 imports pkg_resources, gone in
-    # setuptools 82.
+    # ruff and mypy change with each minor release. TensorBoard 2.15 imports pkg_resources, which
+    # setuptools 82 removed.
     'dev': [
       *JAX,
       f'apache-beam[dask]{BEAM}',
@@ -105,8 +107,8 @@ setuptools.setup(
       'types-protobuf',
       'wheel',
     ],
-    # What Beam needs for gs:// paths and Dataflow. Its own extra adds clients of databases that
-    # need protobuf 6.
+    # Beam needs these for gs:// paths and Dataflow. Beam's own extra adds clients of databases,
+    # which need protobuf 6.
     'gcp': [
       'google-api-core>=2.20,<2.31',
       'google-auth>=2,<3',
@@ -116,7 +118,8 @@ setuptools.setup(
       'google-cloud-storage>=2.18.2,<4',
     ],
     'dask': [f'apache-beam[dask]{BEAM}'],
-    'jax': JAX,  # Programs of JAX, and HLO text, which jaxlib parses.
+    # JAX programs need these, and HLO text does, since jaxlib parses it.
+    'jax': JAX,
     'collect': JAX,
   },
 )

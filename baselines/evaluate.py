@@ -1,18 +1,18 @@
-"""Measures how well trained models rank the configs of splits, beside simple rankings, and
-writes a report to look at.
+"""Measures how well trained models rank the configs of splits, and writes a report.
 
   python baselines/evaluate.py --run=runs/tile --data=data/tile --split=valid
   python baselines/evaluate.py --run=runs/a,runs/b --data=data/tile --split=valid,test --out=results
 
-Prints a table and writes, for each run and split, metrics.json, per_module.csv and rankings.csv
-(the configs of each module, predicted fastest first), and report.html, one file that any browser
-shows. Modules without runtimes are only ranked. Several runs are compared module by module.
-docs/evaluate.md tells more.
+Prints a table that compares the models with simple rankings. Writes, for each run and split,
+metrics.json, per_module.csv and rankings.csv (the configs of each module, predicted fastest first),
+and report.html, one file that any browser shows. Modules without runtimes are only ranked. Several
+runs are compared module by module. See docs/evaluate.md for details.
 """
 
 from __future__ import annotations
 
-import baselines  # noqa: F401  # Before TensorFlow, to quiet it.
+# This import comes before TensorFlow, to silence the log of TensorFlow.
+import baselines  # noqa: F401
 
 # isort: split
 
@@ -32,6 +32,7 @@ from baselines.evaluation import report as report_lib
 from baselines.training import runs as runs_lib
 from tpu_graphs import cli
 from tpu_graphs import errors
+from tpu_graphs import terminal
 from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.metrics import config_indices as config_indices_lib
 from tpu_graphs.metrics import intervals
@@ -44,8 +45,7 @@ def evaluate(*, run: str, data: str, split: str, out: str) -> dict[str, Any]:
   """Evaluates one run on one split; see `evaluate_all`.
 
   Returns:
-    The content of `metrics.json`: names and counts, and what `evaluation.summarize` gives;
-    'listed' is None or the same of the configs that a file lists.
+    The content of `metrics.json`, see `evaluation.metrics_json`.
   """
   (result,), _, _ = evaluate_all(runs=[run], data=data, splits=[split], out=out)
   return dict(result.metrics)
@@ -61,70 +61,62 @@ def evaluate_all(
   config_indices: str | None = None,
   beam_args: Sequence[str] = (),
 ) -> tuple[list[evaluation.Result], list[evaluation.Comparison], list[str]]:
-  """Evaluates runs on splits and writes results and reports; files of an earlier evaluation are
-  replaced.
+  """Evaluates runs on splits and writes results and reports.
+
+  Files of an earlier evaluation are replaced.
 
   Args:
     runs: run directories, of the kind of the data.
     data: dataset directory.
-    splits: of 'train', 'valid' and 'test'.
-    out: directory for the results, in folders by run and split where there are several; None:
-      RUN/SPLIT of each.
-    report: one report of all to write; None: report.html in `out`, and without `out` a report of
-      each run and split beside its results.
-    config_indices: JSON file of the configs that are judged beside all, see
+    splits: names of splits, of 'train', 'valid' and 'test'.
+    out: directory for the results, with a folder for each run where there are several, and for each
+      split where there are several; None: RUN/SPLIT for each run and split.
+    report: HTML file for one report of all runs and splits; None: report.html in `out`, or, without
+      `out`, a report of each run and split beside its results.
+    config_indices: JSON file that lists configs, which are judged in addition to all configs; see
       `tpu_graphs.metrics.config_indices`.
-    beam_args: options of Apache Beam: with any, a pipeline scores the shards of the splits.
-      Results are the same.
+    beam_args: options of Apache Beam; if there are any, a Beam pipeline scores the shards of the
+      splits. The results are the same.
 
   Returns:
     The result of each run and split, the comparisons of each other run with the first one, and
-    the reports' paths.
+    the paths of the reports.
 
   Raises:
     InputError: a run or the data cannot be used, they do not fit each other, or a result cannot
       be written.
   """
   directory = directory_lib.open_directory(data)
-  for flag, names in (('--run', runs), ('--split', splits)):
-    if '' in names:
-      raise errors.InputError(
-        'empty name', where=flag, found=','.join(names), fix='remove the comma that is too many'
-      )
-    if len(set(map(os.path.abspath, names))) < len(names):
-      raise errors.InputError('given twice', where=flag, found=','.join(names))
+  _check_names('--run', runs)
+  _check_names('--split', splits)
   loaded = [runs_lib.load_for(run, directory) for run in runs]
   for run in loaded:
-    report_lib.history(run)  # What is damaged is told before anything is written.
+    # A damaged history is reported before anything is written.
+    report_lib.history(run)
   num_ops = {split: evaluation.num_ops(directory, split) for split in splits}
   indices = None
   if config_indices is not None:
-    indices = config_indices_lib.parse(directory_lib.read_text(config_indices), path=config_indices)
+    text = directory_lib.read_text(config_indices)
+    indices = config_indices_lib.parse(text, path=config_indices)
     indices.check_modules({module_id for ops in num_ops.values() for module_id in ops})
   labels = _labels(runs)
-  folders = {
-    (run, split): os.path.join(run, split)
-    if out is None
-    else os.path.join(out, *[labels[run]] * (len(runs) > 1), *[split] * (len(splits) > 1))
-    for run in runs
-    for split in splits
-  }
+  folders = _result_folders(labels, splits, out)
   combined = report
   if report is not None and not report.endswith('.html'):
     raise errors.InputError(
-      'no name of an HTML file', where='--report', found=repr(report), expected='FILE.html'
+      'not the name of an HTML file', where='--report', found=repr(report), expected='FILE.html'
     )
   if out is not None:
     _make_folder(out, data)
     combined = report or os.path.join(out, runs_lib.REPORT_NAME)
-  for folder in (
-    *folders.values(),
-    *([] if combined is None else [os.path.dirname(combined) or '.']),
-  ):
+  for folder in folders.values():
     _make_folder(folder, data)
+  if combined is not None:
+    _make_folder(os.path.dirname(combined) or '.', data)
 
   if beam_args:
-    from baselines.evaluation import evaluate_beam  # Here, since Beam takes seconds to import.
+    # Beam is imported only here, since its import takes seconds.
+    from baselines.evaluation import evaluate_beam
 
     judged = evaluate_beam.judge(
       loaded, directory, splits, indices, folder=folders[runs[0], splits[0]], beam_args=beam_args
@@ -135,19 +127,19 @@ def evaluate_all(
   for run, split, modules in judged:
     folder = folders[run.path, split]
     kept = _write_rankings(folder, modules)
-    results.append(
-      evaluation.Result(
-        run=run,
-        label=labels[run.path],
-        split=split,
-        folder=folder,
-        modules=kept,
-        num_ops=num_ops[split],
-        metrics=evaluation.metrics_json(run, directory, split, kept, indices),
-      )
+    result = evaluation.Result(
+      run=run,
+      label=labels[run.path],
+      split=split,
+      folder=folder,
+      modules=kept,
+      num_ops=num_ops[split],
+      metrics=evaluation.metrics_json(run, directory, split, kept, indices),
     )
-    _write_metrics(results[-1])
+    _write_metrics(result)
+    results.append(result)
   comparisons = _compare(results)
+
   flags = {
     'run': ','.join(runs),
     'data': data,
@@ -156,43 +148,72 @@ def evaluate_all(
     'out': out,
     'report': report,
   }
-  command = [
-    'tpu-graphs',
-    'evaluate',
-    *(f'--{name}={value}' for name, value in flags.items() if value is not None),
-  ]
-  reports = (
-    {combined: results}
-    if combined is not None
-    else {os.path.join(result.folder, runs_lib.REPORT_NAME): [result] for result in results}
-  )
+  command = ['tpu-graphs', 'evaluate']
+  command += [f'--{name}={value}' for name, value in flags.items() if value is not None]
+  if combined is not None:
+    reports = {combined: results}
+  else:
+    reports = {os.path.join(result.folder, runs_lib.REPORT_NAME): [result] for result in results}
   for path, group in reports.items():
-    content = report_lib.content(group, comparisons if len(group) > 1 else [], directory, command)
-    for name, text in (
-      (f'{path.removesuffix(".html")}.json', report_lib.dumps(content) + '\n'),
-      (path, report_lib.render(content)),
-    ):
+    compared = comparisons if len(group) > 1 else []
+    content = report_lib.content(group, compared, directory, command)
+    texts = {
+      f'{path.removesuffix(".html")}.json': report_lib.dumps(content) + '\n',
+      path: report_lib.render(content),
+    }
+    for name, text in texts.items():
       with runs_lib.writing(name) as file:
         file.write(text)
   return results, comparisons, list(reports)
 
 
+def _check_names(flag: str, names: Sequence[str]) -> None:
+  """Checks the names that a flag lists.
+
+  Raises:
+    InputError: a name is empty or given twice.
+  """
+  if '' in names:
+    raise errors.InputError(
+      'empty name', where=flag, found=','.join(names), fix='remove the superfluous comma'
+    )
+  if len(set(map(os.path.abspath, names))) < len(names):
+    raise errors.InputError('given twice', where=flag, found=','.join(names))
+
+
 def _labels(runs: Sequence[str]) -> dict[str, str]:
-  """Run -> a name for it that can be a folder's: the last of its path, or all of it where that
-  tells them not apart.
+  """Maps each run to a label that can be the name of a folder.
+
+  The label is the last part of the run's path, or the whole path where last parts are equal.
   """
   names = {run: os.path.basename(os.path.normpath(run)) for run in runs}
-  return (
-    names
-    if len(set(names.values())) == len(runs)
-    else {run: run.strip('/').replace('/', '_') for run in runs}
-  )
+  if len(set(names.values())) == len(runs):
+    return names
+  return {run: run.strip('/').replace('/', '_') for run in runs}
+
+
+def _result_folders(
+  labels: Mapping[str, str], splits: Sequence[str], out: str | None
+) -> dict[tuple[str, str], str]:
+  """Maps (run, split) to the folder for its results; `labels` has the label of each run."""
+  folders = {}
+  for run, label in labels.items():
+    for split in splits:
+      if out is None:
+        folders[run, split] = os.path.join(run, split)
+        continue
+      parts = []
+      if len(labels) > 1:
+        parts.append(label)
+      if len(splits) > 1:
+        parts.append(split)
+      folders[run, split] = os.path.join(out, *parts)
+  return folders
 
 
 def _make_folder(folder: str, data: str) -> None:
-  if not folder or os.path.commonpath(
-    [os.path.abspath(folder), os.path.abspath(data)]
-  ) == os.path.abspath(data):
+  data_path = os.path.abspath(data)
+  if not folder or os.path.commonpath([os.path.abspath(folder), data_path]) == data_path:
     raise errors.InputError(
       'result cannot lie in the data',
       where='--out',
@@ -209,26 +230,25 @@ def _judge(
   splits: Sequence[str],
   indices: config_indices_lib.ConfigIndices | None,
 ) -> Iterator[tuple[runs_lib.Run, str, Iterable[tuple[evaluation.Judged, np.ndarray]]]]:
-  """For each run and split the modules, sorted by name, each with its `config_id`s, predicted
-  fastest first.
+  """Yields the modules of each run and split, scored and judged when they are iterated over.
+
+  The modules are sorted by name, each with its `config_id`s, predicted fastest first.
   """
   for run in loaded:
     scorer = scoring.make_scorer(run.model, run.kind, num_extra=run.choices.num_extra)
     for split in splits:
-      yield (
-        run,
-        split,
-        (
-          (evaluation.judge(module, run.kind, indices), module.config_id[module.order])
-          for module in evaluation.score_modules(scorer, directory, split)
-        ),
+      scored = evaluation.score_modules(scorer, directory, split)
+      modules = (
+        (evaluation.judge(module, run.kind, indices), module.config_id[module.order])
+        for module in scored
       )
+      yield run, split, modules
 
 
 def _write_rankings(
   folder: str, modules: Iterable[tuple[evaluation.Judged, np.ndarray]]
 ) -> list[evaluation.Judged]:
-  """Writes the ranking of each module as it comes; returns what is kept of them."""
+  """Writes the ranking of each module as it comes; returns the judged modules."""
   kept = []
   with runs_lib.writing(os.path.join(folder, runs_lib.RANKINGS_NAME)) as file:
     writer = csv.writer(file, lineterminator='\n')
@@ -242,48 +262,50 @@ def _write_rankings(
 def _write_metrics(result: evaluation.Result) -> None:
   with runs_lib.writing(os.path.join(result.folder, runs_lib.METRICS_NAME)) as file:
     file.write(json.dumps(result.metrics, indent=1) + '\n')
-  names = {
-    'all': runs_lib.PER_MODULE_NAME,
-    **({'listed': runs_lib.LISTED_NAME} if result.metrics['listed'] else {}),
-  }
+  names = {'all': runs_lib.PER_MODULE_NAME}
+  if result.metrics['listed']:
+    names['listed'] = runs_lib.LISTED_NAME
+  top_names = [f'top_{k}_error' for k in metrics.TOP_KS[result.run.kind]]
+  header = ('module_id', 'num_configs', 'opa', 'kendall_tau', *top_names)
   for view, name in names.items():
-    header = ('opa', 'kendall_tau', *(f'top_{k}_error' for k in metrics.TOP_KS[result.run.kind]))
     with runs_lib.writing(os.path.join(result.folder, name)) as file:
       writer = csv.writer(file, lineterminator='\n')
-      writer.writerow(('module_id', 'num_configs', *header))
+      writer.writerow(header)
       for verdict in result.verdicts(view):
-        writer.writerow(
-          (verdict.metrics.module_id, verdict.metrics.num_configs, *verdict.metrics.values.values())
-        )
+        found = verdict.metrics
+        writer.writerow((found.module_id, found.num_configs, *found.values.values()))
 
 
 def _compare(results: Sequence[evaluation.Result]) -> list[evaluation.Comparison]:
-  """Each run with the first one, where any module is measured."""
+  """Compares each run with the first one on each split and view with a measured module."""
   comparisons = []
   for view in evaluation.VIEWS:
     for result in results:
       first = next(other for other in results if other.split == result.split)
-      tables = [
-        module_table.ModuleTable.of(verdict.metrics for verdict in one.verdicts(view))
-        for one in (result, first)
-      ]
-      if result is not first and tables[0].module_ids:
+      if result is first:
+        continue
+      table = _module_table(result, view)
+      if table.module_ids:
         comparisons.append(
           evaluation.Comparison(
             split=result.split,
             view=view,
             label=result.label,
             base=first.label,
-            paired=intervals.compare(*tables),
+            paired=intervals.compare(table, _module_table(first, view)),
           )
         )
   return comparisons
 
 
+def _module_table(result: evaluation.Result, view: str) -> module_table.ModuleTable:
+  return module_table.ModuleTable.of(verdict.metrics for verdict in result.verdicts(view))
+
+
 def describe(
   results: Sequence[evaluation.Result], comparisons: Sequence[evaluation.Comparison] = ()
 ) -> str:
-  """Tables of the results, to be printed."""
+  """Formats the results and comparisons as tables to print."""
   blocks = [_describe_result(result, with_label=len(results) > 1) for result in results]
   blocks.extend(_describe_comparison(comparison) for comparison in comparisons)
   return '\n\n'.join(blocks)
@@ -292,62 +314,67 @@ def describe(
 def _describe_result(result: evaluation.Result, *, with_label: bool) -> str:
   content = result.metrics
   title = f'{content["model_name"]} on {content["collection"]}, {content["split"]}'
-  lines = [f'{result.label}: {title}' if with_label else title]
-  if content['model']:
-    lines[0] += (
-      f': {content["model"]["num_modules"]:,} modules, {content["model"]["num_configs"]:,} configs'
-    )
+  if with_label:
+    title = f'{result.label}: {title}'
+  model = content['model']
+  if model:
+    modules = terminal.plural(model['num_modules'], 'module')
+    configs = terminal.plural(model['num_configs'], 'config')
+    title += f': {modules}, {configs}'
+  lines = [title]
   if content['unmeasured_modules']:
-    lines.append(
-      f'{content["unmeasured_modules"]:,} modules without runtimes were ranked, not judged'
-    )
-  if content['model']:
+    unmeasured = terminal.plural(content['unmeasured_modules'], 'module')
+    lines.append(f'ranked, not judged: {unmeasured} without runtimes')
+  if model:
     lines.extend(_describe_numbers(content))
   if listed := content['listed']:
-    repeated = (
-      f', {listed["repeated_positions"]:,} of them repeated' if listed['repeated_positions'] else ''
-    )
-    lines.append(
-      f'configs of {listed["path"]}: {listed["modules"]:,} modules, {listed["positions"]:,} configs'
-      f'{repeated}'
-    )
+    modules = terminal.plural(listed['modules'], 'module')
+    configs = terminal.plural(listed['positions'], 'config')
+    line = f'configs of {listed["path"]}: {modules}, {configs}'
+    if listed['repeated_positions']:
+      line += f', {listed["repeated_positions"]:,} of them repeated'
+    lines.append(line)
     if listed['model']:
       lines.extend(_describe_numbers(listed))
   return '\n'.join(lines)
 
 
 def _describe_numbers(content: Mapping[str, Any]) -> list[str]:
-  columns = ('random', 'default', 'oracle')
-  lines = [
-    f'{"":14}{"model":>9}  {"95 % interval":^18}' + ''.join(f'{name:>9}' for name in columns)
-  ]
-  for name, label in report_lib.metric_labels(content['model']).items():
-    interval = content['intervals'].get(name, {'low': None})
-    told = '' if interval['low'] is None else f'{interval["low"]:.4f} to {interval["high"]:.4f}'
-    line = f'{label:14}{_number(content["model"][name]):>9}  {told:^18}' + ''.join(
-      f'{_number(content[column][name]):>9}' for column in columns
-    )
-    undefined, total = content['model']['undefined'].get(name), content['model']['num_modules']
-    lines.append(
-      line + (f'  undefined for {undefined:,} of {total:,} modules' if undefined else '')
-    )
+  model = content['model']
+  simple = ('random', 'default', 'oracle')
+  heads = ''.join(f'{name:>9}' for name in simple)
+  lines = [f'{"":14}{"model":>9}  {"95 % interval":^18}{heads}']
+  for name, label in report_lib.metric_labels(model).items():
+    interval = content['intervals'].get(name)
+    bounds = ''
+    if interval is not None and interval['low'] is not None:
+      bounds = f'{interval["low"]:.4f} to {interval["high"]:.4f}'
+    line = f'{label:14}{_number(model[name]):>9}  {bounds:^18}'
+    for column in simple:
+      line += f'{_number(content[column][name]):>9}'
+    if undefined := model['undefined'].get(name):
+      line += f'  undefined for {undefined:,} of {terminal.plural(model["num_modules"], "module")}'
+    lines.append(line)
   return lines
 
 
 def _describe_comparison(comparison: evaluation.Comparison) -> str:
   paired = comparison.paired
   listed = ', listed configs' if comparison.view == 'listed' else ''
+  modules = terminal.plural(paired.num_modules, 'module')
   lines = [
-    f'{comparison.label} against {comparison.base}, {comparison.split}{listed}: {paired.num_modules:,} modules',
+    f'{comparison.label} against {comparison.base}, {comparison.split}{listed}: {modules}',
     f'{"":14}{"change":>9}  {"95 % interval":^18}{"better":>8}{"worse":>7}{"equal":>7}{"p":>9}',
   ]
   for name, label in report_lib.metric_labels(paired.metrics).items():
     found = paired.metrics[name]
     change = found.difference
-    told = '' if change.low is None else f'{change.low:+.4f} to {change.high:+.4f}'
+    bounds = '' if change.low is None else f'{change.low:+.4f} to {change.high:+.4f}'
+    mean = _number(change.mean, '+.4f')
+    p_value = _number(found.p_value, '.2g')
     lines.append(
-      f'{label:14}{_number(change.mean, "+.4f"):>9}  {told:^18}{found.wins:8,}{found.losses:7,}'
-      f'{found.ties:7,}{_number(found.p_value, ".2g"):>9}'
+      f'{label:14}{mean:>9}  {bounds:^18}'
+      f'{found.wins:8,}{found.losses:7,}{found.ties:7,}{p_value:>9}'
     )
   return '\n'.join(lines)
 
@@ -362,23 +389,23 @@ def _define_flags(flag_values) -> None:
   flags.DEFINE_multi_string(
     'run',
     None,
-    'Run directories that train has written, separated by commas or in several --run.',
+    'Run directories written by train, separated by commas or in several --run.',
     flag_values=flag_values,
   )
   flags.DEFINE_string(
-    'data', None, 'Dataset directory that convert has written.', flag_values=flag_values
+    'data', None, 'Dataset directory written by convert.', flag_values=flag_values
   )
   flags.DEFINE_list(
     'split',
     'valid',
-    'Splits to rank, of train, valid and test, separated by commas.',
+    'Splits to rank: train, valid or test, or several of them separated by commas.',
     flag_values=flag_values,
   )
   flags.DEFINE_string(
     'out',
     None,
-    'Directory for the results and one report of all; with several runs or splits, a '
-    'folder for each. Default: RUN/SPLIT, with a report in each.',
+    'Directory for the results and one report of all, with a folder for each run and split '
+    'where there are several. Default: RUN/SPLIT, with a report in each.',
     flag_values=flag_values,
   )
   flags.DEFINE_string(
@@ -390,7 +417,7 @@ def _define_flags(flag_values) -> None:
   flags.DEFINE_string(
     'config_indices',
     None,
-    'JSON file {"MODULE": [POSITION, ...]}: judge these configs as well as all.',
+    'JSON file {"MODULE": [POSITION, ...]}: judge these configs in addition to all configs.',
     flag_values=flag_values,
   )
   for name in ('run', 'data'):

@@ -1,31 +1,30 @@
 """Losses that train scores to rank the configs of each module. The only file that uses TF-Ranking.
 
-The contract of every loss, `loss(runtimes, scores) -> float32 [B]`, for a batch of B modules
-with up to K configs each:
-  runtimes: int64 [B, K], >= 1, lower is better, in any unit (tile: fixed point of runtime /
-    normalizer). -1 where a config was not measured, and as padding: such an entry has gradient 0
-    and no effect on the value or on the gradient
-    of the others. Runtimes are compared as int64: as float32, 910876401 and 910876402 would be
-      equal.
-  scores: floats [B, K], lower = predicted faster; cast to float32, because bfloat16 breaks most
-  losses. The result is a mean over a module's configs, or over its pairs of configs, so it does
-  not depend on how far the batch
-    is padded. It is 0, with gradient 0, for a module in which no two runtimes differ. Means over
-    modules must leave
-    such modules out: `sum_over_modules`.
-  Runtimes below 1 other than -1 are refused: 0 stands for "no label" in the public test files,
-  and negated runtimes
-    would all count as padding. In eager mode that is an `InputError`. A tf.function cannot raise
-    once XLA has compiled
-    it: whoever reads the records must have checked them, and if not, the module's loss is NaN.
+Every loss has the contract `loss(runtimes, scores) -> float32 [B]`, for a batch of B modules with
+up to K configs each.
 
-Higher is better in TF-Ranking, for labels and for logits. The sign is turned in one place,
+- runtimes: int64 [B, K], >= 1, lower is better, in any unit (tile: fixed point of runtime /
+  normalizer). An entry is -1 where a config was not measured and as padding. Such an entry has
+  gradient 0 and no effect on the value or on the gradient of the others. Runtimes are compared as
+  int64, because 910876401 and 910876402 would be equal as float32.
+- scores: floats [B, K], lower = predicted faster. They are cast to float32, because bfloat16 breaks
+  most losses.
+- result: a mean over the configs of a module, or over its pairs of configs, so it does not depend
+  on the amount of padding. It is 0, with gradient 0, for a module in which no two runtimes differ.
+  Means over modules must leave such modules out, see `sum_over_modules`.
+
+Runtimes below 1 other than -1 are refused: 0 means "no label" in the public test files, and negated
+runtimes would all count as padding. In eager mode, an `InputError` is raised. A tf.function cannot
+raise once XLA has compiled it, so the reader of the records must check them. If the reader does
+not, the loss of the module is NaN.
+
+Higher is better in TF-Ranking, for labels and for logits. The sign is changed in one place,
 `_Lists.of`.
 
-Every loss compiles under XLA, with static and dynamic shapes, gives the same value each time,
-and needs memory for a few float32 [B, K, K], `mse` excepted. The losses of TF-Ranking draw
-random numbers to shuffle ties, which has no effect here, but makes
-`tf.config.experimental.enable_op_determinism` want a `tf.random.set_seed`.
+Every loss compiles under XLA, with static and dynamic shapes, and gives the same value each time.
+Every loss but `mse` needs memory for a few float32 [B, K, K]. The losses of TF-Ranking draw random
+numbers to shuffle ties. That has no effect here, except that
+`tf.config.experimental.enable_op_determinism` requires a `tf.random.set_seed`.
 """
 
 from __future__ import annotations
@@ -47,115 +46,112 @@ Loss = Callable[[Any, Any], tf.Tensor]
 
 
 def list_mle(runtimes: Any, scores: Any) -> tf.Tensor:
-  """ListMLE (Xia et al., Listwise approach to learning to rank, 2008), divided by the number of
-  configs.
+  """Computes ListMLE, divided by the number of configs.
 
-  With logit = -score, the mean over configs i of log(sum of exp(logit_j) over j not faster than
-  i) - logit_i: the negative log-likelihood that configs are drawn in the order of their
-  runtimes, each with its softmax probability among those left. Configs with equal runtimes all
-  compete with each other (Breslow's treatment of ties), so that their order has no effect.
+  Source: Xia et al., Listwise approach to learning to rank, 2008. With logit = -score, the loss is
+  the mean over configs i of log(sum of exp(logit_j) over j not faster than i) - logit_i. That is
+  the negative log-likelihood that configs are drawn in the order of their runtimes, each with its
+  softmax probability among the remaining configs. Configs with equal runtimes all compete with
+  each other (Breslow's treatment of ties), so that their order has no effect.
 
-  TF-Ranking's ListMLELoss is -inf from a spread of scores of about 104 on, counts padding and
-  shuffles ties.
+  TF-Ranking's ListMLELoss is not used: it is -inf where the spread of scores is about 104 or more,
+  counts padding and shuffles ties.
   """
   lists = _Lists.of(runtimes, scores)
   not_faster = lists.valid[:, tf.newaxis, :] & ~lists.faster()
-  # A matrix rather than tf.math.cumulative_logsumexp after a sort: XLA makes O(K**2) of that too,
-  # 17 times slower on CPU at K = 1000. The masked value is finite, so that the gradient of rows
-  # without any valid entry is.
-  differences = (
-    lists.logits[:, tf.newaxis, :] - lists.logits[:, :, tf.newaxis]
-  )  # [B, K, K], [b, i, j]: j's less i's.
-  losses = tf.reduce_logsumexp(tf.where(not_faster, differences, tf.float32.min), axis=2)  # [B, K]
+  # Entry [b, i, j] of `differences`, [B, K, K], is the logit of j minus the logit of i. XLA makes
+  # O(K**2) of tf.math.cumulative_logsumexp after a sort too, which is 17 times slower on CPU at
+  # K = 1000. The masked value is finite, so that the gradient of rows without any valid entry is
+  # finite too.
+  differences = lists.logits[:, tf.newaxis, :] - lists.logits[:, :, tf.newaxis]
+  masked = tf.where(not_faster, differences, tf.float32.min)
+  losses = tf.reduce_logsumexp(masked, axis=2)  # [B, K]
   return lists.finish(lists.mean(losses))
 
 
 def pairwise_hinge(runtimes: Any, scores: Any) -> tf.Tensor:
-  """Mean over pairs of configs with different runtimes of max(0, 1 - (score of the slower -
-  score of the faster)).
+  """Computes the pairwise hinge loss.
 
-  By TF-Ranking's PairwiseHingeLoss, which gives sums over pairs.
+  The loss is the mean of max(0, 1 - (score of the slower - score of the faster)) over pairs of
+  configs with different runtimes. TF-Ranking's PairwiseHingeLoss gives the sums over pairs.
   """
   lists = _Lists.of(runtimes, scores)
   rank = lists.rank()
   slowest = tf.reduce_sum(tf.cast(lists.valid, tf.float32), axis=1, keepdims=True) - 1
   labels = tf.where(lists.valid, slowest - rank, -1.0)  # Integers, exact up to K = 2**24.
   sums = _tf_ranking_loss('PairwiseHingeLoss')(labels, lists.logits)  # [B, K]
-  return lists.finish(
-    tf.math.divide_no_nan(tf.reduce_sum(sums, axis=1), tf.reduce_sum(rank, axis=1))
-  )
+  total = tf.reduce_sum(sums, axis=1)
+  num_pairs = tf.reduce_sum(rank, axis=1)
+  return lists.finish(tf.math.divide_no_nan(total, num_pairs))
 
 
 def pairwise_logistic(runtimes: Any, scores: Any) -> tf.Tensor:
-  """Mean over pairs of configs with different runtimes of log(1 + exp(score of the faster -
-  score of the slower)).
+  """Computes the pairwise logistic loss.
 
-  TF-Ranking's PairwiseLogisticLoss gives sums over pairs, and pairs with equal scores, all of
-  them if a model starts
-  with equal scores, have gradient 0 in it: it is built from relu and abs.
+  The loss is the mean of log(1 + exp(score of the faster - score of the slower)) over pairs of
+  configs with different runtimes.
+
+  TF-Ranking's PairwiseLogisticLoss is not used: it gives sums over pairs, and pairs with equal
+  scores have gradient 0, because it is built from relu and abs. These are all pairs if a model
+  starts with equal scores.
   """
   lists = _Lists.of(runtimes, scores)
   pairs = lists.faster()
-  differences = (
-    lists.logits[:, :, tf.newaxis] - lists.logits[:, tf.newaxis, :]
-  )  # [B, K, K]: score of j less that of i.
+  # Entry [b, i, j] of `differences`, [B, K, K], is the score of j minus the score of i.
+  differences = lists.logits[:, :, tf.newaxis] - lists.logits[:, tf.newaxis, :]
   total = tf.reduce_sum(tf.where(pairs, tf.math.softplus(differences), 0.0), axis=[1, 2])
-  return lists.finish(
-    tf.math.divide_no_nan(total, tf.reduce_sum(tf.cast(pairs, tf.float32), axis=[1, 2]))
-  )
+  num_pairs = tf.reduce_sum(tf.cast(pairs, tf.float32), axis=[1, 2])
+  return lists.finish(tf.math.divide_no_nan(total, num_pairs))
 
 
 def softmax(runtimes: Any, scores: Any) -> tf.Tensor:
-  """Cross-entropy of the softmax of -scores to a distribution that gives each config a share
-  proportional to 1 / rank.
+  """Computes the cross-entropy between the softmax of -scores and shares proportional to 1 / rank.
 
-  The rank is 1 + the number of faster configs; configs with equal runtimes have equal shares. By
-  TF-Ranking's SoftmaxLoss.
+  The rank is 1 + the number of faster configs; configs with equal runtimes have equal shares.
+  TF-Ranking's SoftmaxLoss computes the cross-entropy.
   """
   lists = _Lists.of(runtimes, scores)
   shares = tf.where(lists.valid, 1 / (1 + lists.rank()), 0.0)
   shares = tf.math.divide_no_nan(shares, tf.reduce_sum(shares, axis=1, keepdims=True))
-  # TF-Ranking gives padding a logit of log(1e-10), which is next to nothing beside a logit of 0.
+  labels = tf.where(lists.valid, shares, -1.0)
+  # TF-Ranking gives padding a logit of log(1e-10), which is negligible beside a logit of 0.
   logits = lists.logits_below_zero()
-  return lists.finish(_tf_ranking_loss('SoftmaxLoss')(tf.where(lists.valid, shares, -1.0), logits))
+  return lists.finish(_tf_ranking_loss('SoftmaxLoss')(labels, logits))
 
 
 def approx_ndcg(runtimes: Any, scores: Any) -> tf.Tensor:
-  """1 - a smooth NDCG (Qin et al., A general approximation framework for direct optimization of
-  IR measures, 2010).
+  """Computes 1 - a smooth NDCG.
 
-  The gain of a config is 1 / (1 + the number of faster configs). By TF-Ranking's ApproxNDCGLoss
-  with its temperature of
-  0.1: the gradient vanishes where neighbouring scores are several units apart.
+  Source: Qin et al., A general approximation framework for direct optimization of IR measures,
+  2010. The gain of a config is 1 / (1 + the number of faster configs). TF-Ranking's ApproxNDCGLoss
+  computes the NDCG with its temperature of 0.1, so the gradient vanishes where neighbouring scores
+  are several units apart.
   """
   lists = _Lists.of(runtimes, scores)
   gains = 1 / (1 + lists.rank())
-  labels = tf.where(
-    lists.valid, tf.math.log1p(gains) / math.log(2.0), -1.0
-  )  # TF-Ranking's gain is 2**label - 1.
-  negative_ndcg = tf.squeeze(
-    _tf_ranking_loss('ApproxNDCGLoss')(labels, lists.logits_below_zero()), axis=1
-  )  # [B]
-  return lists.finish(1 + negative_ndcg)
+  # TF-Ranking's gain is 2**label - 1.
+  labels = tf.where(lists.valid, tf.math.log1p(gains) / math.log(2.0), -1.0)
+  negative_ndcg = _tf_ranking_loss('ApproxNDCGLoss')(labels, lists.logits_below_zero())  # [B, 1]
+  return lists.finish(1 + tf.squeeze(negative_ndcg, axis=1))
 
 
 def mse(runtimes: Any, scores: Any) -> tf.Tensor:
-  """Mean over configs of (score - target)**2, where targets are log runtimes, standardised
-  within the module.
+  """Computes the mean over configs of (score - target)**2.
 
-  Trains scores of a known scale, unlike the other losses, so it serves as a small addition to
-  one of them. TF-Ranking's MeanSquaredLoss would mask all negative targets.
+  The targets are log runtimes, standardised within the module. Unlike the other losses, this loss
+  trains scores of a known scale, so it is useful as a small addition to one of them. TF-Ranking's
+  MeanSquaredLoss is not used, because it would mask all negative targets.
   """
   lists = _Lists.of(runtimes, scores)
   lowest = tf.reduce_min(tf.where(lists.valid, lists.runtimes, tf.int64.max), axis=1, keepdims=True)
   excess = tf.where(lists.valid, lists.runtimes - lowest, 0)  # int64: exact.
   logs = tf.math.log1p(tf.cast(excess, tf.float32) / tf.cast(lowest, tf.float32))
-  logs = tf.math.divide_no_nan(
-    logs, tf.reduce_max(logs, axis=1, keepdims=True)
-  )  # The squares of 1e-19 underflow.
+  # Logs are scaled to at most 1, because the square of 1e-19 underflows.
+  logs = tf.math.divide_no_nan(logs, tf.reduce_max(logs, axis=1, keepdims=True))
   logs -= lists.mean(logs)[:, tf.newaxis]
   deviation = tf.sqrt(lists.mean(tf.square(logs)))[:, tf.newaxis]
-  targets = -tf.math.divide_no_nan(logs, deviation)  # Of logits.
+  # The targets are compared with logits, which are negated scores.
+  targets = -tf.math.divide_no_nan(logs, deviation)
   return lists.finish(lists.mean(tf.square(lists.logits - targets)))
 
 
@@ -172,31 +168,32 @@ LOSSES: Mapping[str, Loss] = types.MappingProxyType(
 
 
 def make_loss(spec: str | Mapping[str, float]) -> Loss:
-  """A loss by name, or a weighted sum of losses.
+  """Makes a loss from a name, or a weighted sum of losses.
 
   Args:
-    spec: a key of `LOSSES`, or name -> weight, such as {'list_mle': 1, 'mse': 0.1}.
+    spec: a key of `LOSSES`, or weights by name, such as {'list_mle': 1, 'mse': 0.1}.
 
   Raises:
-    InputError: no name, an unknown name, or a weight that is not a positive number.
+    InputError: there is no name, a name is unknown, or a weight is not a positive number.
   """
   weights = {spec: 1.0} if isinstance(spec, str) else dict(spec)
   _check_weights(weights)
 
   def loss(runtimes: Any, scores: Any) -> tf.Tensor:
-    return tf.add_n([weight * LOSSES[name](runtimes, scores) for name, weight in weights.items()])
+    terms = [weight * LOSSES[name](runtimes, scores) for name, weight in weights.items()]
+    return tf.add_n(terms)
 
   return loss
 
 
 def parse_loss(text: str) -> dict[str, float]:
-  """Reads a loss from a command line, 'list_mle' or 'list_mle:1,mse:0.1', as name -> weight for
-  `make_loss`.
+  """Reads a loss from a command line, such as 'list_mle' or 'list_mle:1,mse:0.1'.
 
-  A name without weight has weight 1.
+  Returns:
+    The weights by name, for `make_loss`. A name without a weight has weight 1.
 
   Raises:
-    InputError: as for `make_loss`, and where a name is repeated or a weight is not a number.
+    InputError: see `make_loss`; or a name is repeated, or a weight is not a number.
   """
   weights: dict[str, float] = {}
   for part in text.split(','):
@@ -219,8 +216,12 @@ def parse_loss(text: str) -> dict[str, float]:
 
 
 def is_comparable(runtimes: Any) -> tf.Tensor:
-  """Whether a loss can learn from a module: bool [B], two of its measured runtimes differ; from
-  int64 [B, K].
+  """Returns for each module whether a loss can learn from it, bool [B].
+
+  A loss can learn from a module if two of its measured runtimes differ.
+
+  Args:
+    runtimes: int64 [B, K].
   """
   runtimes = tf.convert_to_tensor(runtimes)
   lowest = tf.reduce_min(tf.where(runtimes > 0, runtimes, tf.int64.max), axis=1)
@@ -228,32 +229,35 @@ def is_comparable(runtimes: Any) -> tf.Tensor:
 
 
 def sum_over_modules(losses: tf.Tensor, runtimes: Any) -> tuple[tf.Tensor, tf.Tensor]:
-  """What the mean loss over modules is made of; modules without two different runtimes are left
-  out.
+  """Sums losses over modules, leaving out modules without two different runtimes.
 
-  The mean over a batch that is spread over replicas is the sum of their sums / the sum of their
-  counts (`tf.math.divide_no_nan`: a batch may have no such module). The mean of the replicas'
-  means is something else.
+  The mean over a batch that is spread over replicas is the sum of the replicas' sums divided by the
+  sum of their counts (with `tf.math.divide_no_nan`, since a batch may have no such module). It
+  differs from the mean of the replicas' means.
 
   Args:
     losses: float32 [B], from a loss of this file.
-    runtimes: int64 [B, K], what the loss was given.
+    runtimes: int64 [B, K], as given to the loss.
 
   Returns:
-    Sum of the losses and number of modules that it covers, both float32 scalars.
+    The sum of the losses and the number of modules in the sum, both float32 scalars.
   """
-  return tf.reduce_sum(losses), tf.reduce_sum(tf.cast(is_comparable(runtimes), tf.float32))
+  total = tf.reduce_sum(losses)
+  count = tf.reduce_sum(tf.cast(is_comparable(runtimes), tf.float32))
+  return total, count
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class _Lists:
-  """The arguments of a loss, checked, with the sign that TF-Ranking wants.
+  """The arguments of a loss, checked, with the sign that TF-Ranking expects.
 
   Attributes:
-    runtimes: int64 [B, K], as given.
-    valid: bool [B, K], which configs were measured.
-    logits: float32 [B, K], higher = predicted faster; 0 where not valid, also in place of NaN.
-    refused: bool [B], modules with a runtime that is neither >= 1 nor -1; none in eager mode.
+    runtimes: the runtimes as given, int64 [B, K].
+    valid: whether each config was measured, bool [B, K].
+    logits: the negated scores, float32 [B, K], higher = predicted faster; 0 where not valid, even
+      if the score is NaN.
+    refused: whether each module has a runtime that is neither >= 1 nor -1, bool [B]; never true in
+      eager mode.
   """
 
   runtimes: tf.Tensor
@@ -263,7 +267,7 @@ class _Lists:
 
   @classmethod
   def of(cls, runtimes: Any, scores: Any) -> _Lists:
-    """Checks the arguments of a loss and turns the sign of the scores."""
+    """Checks the arguments of a loss and changes the sign of the scores."""
     runtimes, scores = tf.convert_to_tensor(runtimes), tf.convert_to_tensor(scores)
     if runtimes.dtype != tf.int64:
       raise errors.InputError(
@@ -282,7 +286,7 @@ class _Lists:
         'wrong shape',
         where='scores',
         found=scores.shape,
-        expected=f'{runtimes.shape}, as the runtimes',
+        expected=f'{runtimes.shape}, the shape of the runtimes',
       )
     valid = runtimes > 0
     refused = ~valid & (runtimes != module.UNMEASURED)
@@ -293,7 +297,7 @@ class _Lists:
         where=f'runtimes{index}',
         found=runtimes[index].numpy(),
         expected=f'>= 1, or {module.UNMEASURED} where not measured',
-        fix='give runtimes as they were measured: lower is better, not negated',
+        fix='give runtimes as measured: lower is better, not negated',
       )
     return cls(
       runtimes=runtimes,
@@ -303,34 +307,36 @@ class _Lists:
     )
 
   def faster(self) -> tf.Tensor:
-    """bool [B, K, K]: [b, i, j] is whether configs i and j of module b were measured and j is
-    faster than i.
+    """Returns the faster configs, bool [B, K, K].
+
+    Entry [b, i, j] is true if configs i and j of module b were measured and j is faster than i.
     """
-    return self.valid[:, tf.newaxis, :] & (
-      self.runtimes[:, tf.newaxis, :] < self.runtimes[:, :, tf.newaxis]
-    )
+    is_faster = self.runtimes[:, tf.newaxis, :] < self.runtimes[:, :, tf.newaxis]
+    return self.valid[:, tf.newaxis, :] & is_faster
 
   def rank(self) -> tf.Tensor:
-    """float32 [B, K]: number of configs that are faster than each; 0 where not valid."""
+    """Counts the configs faster than each config, float32 [B, K]; 0 where not valid."""
     return tf.reduce_sum(tf.cast(self.faster(), tf.float32), axis=2)
 
   def logits_below_zero(self) -> tf.Tensor:
-    """float32 [B, K]: the logits shifted so that the highest of each module is 0; 0 where not
-    valid.
+    """Shifts the logits so that the highest logit of each module is 0, float32 [B, K].
+
+    Entries that are not valid are 0.
     """
-    highest = tf.reduce_max(
-      tf.where(self.valid, self.logits, tf.float32.min), axis=1, keepdims=True
-    )
+    valid_logits = tf.where(self.valid, self.logits, tf.float32.min)
+    highest = tf.reduce_max(valid_logits, axis=1, keepdims=True)
     return tf.where(self.valid, self.logits - tf.stop_gradient(highest), 0.0)
 
   def mean(self, values: tf.Tensor) -> tf.Tensor:
-    """float32 [B]: mean over the valid entries of float32 [B, K]; 0 where there is none."""
+    """Averages the valid entries of each module: float32 [B, K] -> [B]; 0 where there is none."""
     total = tf.reduce_sum(tf.where(self.valid, values, 0.0), axis=1)
-    return tf.math.divide_no_nan(total, tf.reduce_sum(tf.cast(self.valid, tf.float32), axis=1))
+    count = tf.reduce_sum(tf.cast(self.valid, tf.float32), axis=1)
+    return tf.math.divide_no_nan(total, count)
 
   def finish(self, losses: tf.Tensor) -> tf.Tensor:
-    """float32 [B]: the losses, but 0 for modules without two different runtimes and NaN for
-    those that are refused.
+    """Replaces the losses, float32 [B], of modules that give no loss.
+
+    The loss is 0 for modules without two different runtimes and NaN for refused modules.
     """
     losses = tf.where(is_comparable(self.runtimes), losses, 0.0)
     return tf.where(self.refused, math.nan, losses)
@@ -356,5 +362,5 @@ def _check_weights(weights: Mapping[str, float]) -> None:
 
 @functools.cache
 def _tf_ranking_loss(name: str) -> tf.keras.losses.Loss:
-  """A Keras loss of TF-Ranking that leaves reduction over the batch to us."""
+  """Makes a Keras loss of TF-Ranking without reduction over the batch."""
   return getattr(compat.ranking_losses(), name)(reduction=tf.keras.losses.Reduction.NONE)

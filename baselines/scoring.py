@@ -1,5 +1,6 @@
-"""Scores of all configs of modules, from a dataset directory or from a `Module`: what evaluation
-and ranking share.
+"""Scores of all configs of modules, for evaluation and ranking.
+
+The modules come from a dataset directory, or a module is given as a `Module`.
 """
 
 from __future__ import annotations
@@ -21,20 +22,22 @@ from tpu_graphs.input import loading
 from tpu_graphs.metrics import metrics
 from tpu_graphs.modules import module as module_lib
 
-CHUNK = 64  # Configs that are scored at a time.
-_OPS_PER_BATCH = 4096  # Small modules are scored several at a time, up to about so many ops.
+# Number of configs that are scored at a time.
+CHUNK = 64
+# Small modules are scored several at a time, up to about this number of ops.
+_OPS_PER_BATCH = 4096
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoredModule:
-  """The configs of a module with what a model says of them.
+  """The configs of a module with the scores that a model gives them.
 
   Attributes:
-    module_id: of the module.
-    config_id: int64 [C].
-    runtime: int64 [C], ns, -1 where not measured.
-    relative_runtime: [C], what metrics judge by; see `module.relative_runtime`.
-    score: float32 [C], lower = predicted faster.
+    module_id: the module's id.
+    config_id: the ids of the configs, int64 [C].
+    runtime: the runtimes in ns, int64 [C]; -1 where not measured.
+    relative_runtime: the runtimes that metrics use, [C]; see `module.relative_runtime`.
+    score: the scores, float32 [C], lower = predicted faster.
   """
 
   module_id: str
@@ -45,8 +48,9 @@ class ScoredModule:
 
   @property
   def order(self) -> np.ndarray:
-    """Indices of the configs, predicted fastest first; equal scores keep their order in the
-    source. int64 [C].
+    """Indices of the configs, predicted fastest first, int64 [C].
+
+    Configs with equal scores keep their order in the source.
     """
     return np.argsort(self.score, kind='stable')
 
@@ -56,31 +60,31 @@ class ScoredModule:
     return bool((self.runtime != module_lib.UNMEASURED).any())
 
   def measured(self) -> ScoredModule:
-    """The same module with its measured configs only."""
+    """Returns the same module with its measured configs only."""
     kept = self.runtime != module_lib.UNMEASURED
     return dataclasses.replace(
       self,
-      **{
-        name: getattr(self, name)[kept]
-        for name in ('config_id', 'runtime', 'relative_runtime', 'score')
-      },
+      config_id=self.config_id[kept],
+      runtime=self.runtime[kept],
+      relative_runtime=self.relative_runtime[kept],
+      score=self.score[kept],
     )
 
 
 def judge(module: ScoredModule, ks: Sequence[int]) -> metrics.ModuleMetrics:
-  """The metrics of a module's measured configs."""
+  """Computes the metrics of a module's measured configs."""
   measured = module.measured()
   return metrics.evaluate_module(module.module_id, measured.relative_runtime, measured.score, ks=ks)
 
 
 @dataclasses.dataclass(frozen=True)
 class Scorer:
-  """A model as a function that is traced once; `make_scorer` makes it.
+  """A model as a function that is traced once; made by `make_scorer`.
 
   Attributes:
-    function: `replicas` GraphTensors -> as many float32 [B, CHUNK].
-    replicas: number of batches that are scored at a time, on a device each.
-    static_shapes: whether it wants the batches of a split padded to one shape.
+    function: function from `replicas` GraphTensors to as many scores, float32 [B, CHUNK] each.
+    replicas: number of batches that are scored at a time, each on its own device.
+    static_shapes: whether the batches of a split must be padded to one shape.
   """
 
   function: Callable[..., Sequence[tf.Tensor]]
@@ -88,9 +92,11 @@ class Scorer:
   static_shapes: bool
 
   def __call__(self, graphs: Sequence[tfgnn.GraphTensor]) -> list[np.ndarray]:
-    """The scores of 1 to `replicas` batches, float32 [B, CHUNK] each."""
-    filled = [*graphs, *[graphs[-1]] * (self.replicas - len(graphs))]
-    return [scores.numpy() for scores in self.function(*filled)][: len(graphs)]
+    """Scores 1 to `replicas` batches; returns float32 [B, CHUNK] for each."""
+    repeated = [graphs[-1]] * (self.replicas - len(graphs))
+    scores = self.function(*graphs, *repeated)
+    arrays = [replica_scores.numpy() for replica_scores in scores]
+    return arrays[: len(graphs)]
 
 
 def make_scorer(
@@ -104,21 +110,21 @@ def make_scorer(
   """Makes a scorer.
 
   Args:
-    model: see `baselines.models`.
+    model: the model to score with, see `baselines.models`.
     kind: 'tile' or 'layout'.
-    num_extra: number of columns of extra features that it takes.
-    strategy: under which the model was made, to use all its devices; None: where TensorFlow puts
-      it.
-    static_shapes: pad the batches of a split to one shape, and compile the model for it with
-      XLA; else it is traced for batches of any size.
+    num_extra: number of columns of extra features that the model takes.
+    strategy: the strategy under which the model was made, to use all its devices; None: the device
+      that TensorFlow chooses.
+    static_shapes: whether to pad the batches of a split to one shape, and to compile the model for
+      it with XLA. If not, the model is traced for batches of any size.
   """
   # Each worker of a cluster scores everything on its own devices.
   replicas = 1 if strategy is None else len(strategy.extended.worker_devices)
   compiled = tf.function(model, jit_compile=static_shapes, autograph=False)
 
-  def score(
-    graph: tfgnn.GraphTensor,
-  ) -> tf.Tensor:  # Given `compiled`, MirroredStrategy compiles all replicas as one.
+  # If `strategy.run` were given `compiled` itself, MirroredStrategy would compile all replicas as
+  # one program.
+  def score(graph: tfgnn.GraphTensor) -> tf.Tensor:
     return compiled(graph)
 
   def function(*graphs: tfgnn.GraphTensor) -> Sequence[tf.Tensor]:
@@ -130,19 +136,17 @@ def make_scorer(
     return strategy.experimental_local_results(strategy.run(score, args=(values,)))
 
   signature = None if static_shapes else [_any_batch(kind, num_extra)] * replicas
-  unconverted = tf.autograph.experimental.do_not_convert(
-    function
-  )  # Converting all layers would take seconds.
+  # AutoGraph would take seconds to convert all layers.
+  unconverted = tf.autograph.experimental.do_not_convert(function)
   return Scorer(tf.function(unconverted, input_signature=signature), replicas, static_shapes)
 
 
-@functools.cache  # It takes seconds to find.
+@functools.cache
 def _any_batch(kind: str, num_extra: int) -> tfgnn.GraphTensorSpec:
-  """What batches of any size have in common."""
-  smallest = batching.of_module(
-    module_lib.smallest_module(kind, num_extra=num_extra), configs_per_module=CHUNK
-  )
-  return loading.batch(smallest, 1, drop_remainder=False).element_spec
+  """Returns the spec that batches of any size satisfy. The result is cached: it takes seconds."""
+  smallest = module_lib.smallest_module(kind, num_extra=num_extra)
+  dataset = batching.of_module(smallest, configs_per_module=CHUNK)
+  return loading.batch(dataset, 1, drop_remainder=False).element_spec
 
 
 def score_split(
@@ -151,22 +155,23 @@ def score_split(
   """Scores every config of every module of a split.
 
   Raises:
-    InputError: the split is missing or damaged, or a score is NaN.
+    InputError: the split is missing or damaged, or a score is not finite.
   """
   with directory_lib.damage_explained(directory):
-    yield from _score(scorer, _split_batches(directory, split, static_shapes=scorer.static_shapes))
+    batches = _split_batches(directory, split, static_shapes=scorer.static_shapes)
+    yield from _score(scorer, batches)
 
 
-@functools.lru_cache(
-  maxsize=4
-)  # To make a pipeline takes seconds, and training scores a split after each epoch.
+# A pipeline takes seconds to make, and training scores a split after each epoch.
+@functools.lru_cache(maxsize=4)
 def _split_batches(
   directory: directory_lib.DatasetDirectory, split: str, *, static_shapes: bool
 ) -> tf.data.Dataset:
   shards = directory.split(split)
   mean_ops = shards.total_sizes['ops'] / max(shards.records, 1)
+  batch_size = max(1, int(_OPS_PER_BATCH / max(mean_ops, 1)))
   options = batching.BatchOptions(
-    batch_size=max(1, int(_OPS_PER_BATCH / max(mean_ops, 1))),
+    batch_size=batch_size,
     configs_per_module=CHUNK,
     shapes=1 if static_shapes else None,
   )
@@ -177,7 +182,7 @@ def score_module(scorer: Scorer, module: module_lib.Module) -> ScoredModule:
   """Scores every config of one module.
 
   Raises:
-    InputError: it has no config, or a score is NaN.
+    InputError: the module has no config, or a score is not finite.
   """
   if not module.num_configs:
     raise errors.InputError(
@@ -186,11 +191,41 @@ def score_module(scorer: Scorer, module: module_lib.Module) -> ScoredModule:
       found='a program without configs',
       expected='at least one config',
     )
-  (scored,) = _score(scorer, batching.of_module(module, configs_per_module=CHUNK, with_ids=True))
+  batches = batching.of_module(module, configs_per_module=CHUNK, with_ids=True)
+  (scored,) = _score(scorer, batches)
   return scored
 
 
 def _score(scorer: Scorer, batches: tf.data.Dataset) -> Iterator[ScoredModule]:
+  collected = _collect(scorer, batches)
+  for module_id in sorted(collected):
+    arrays = {name: np.concatenate(parts) for name, parts in collected[module_id].items()}
+    # The configs of a module may come from several records, in any order.
+    order = np.argsort(arrays['config_id'], kind='stable')
+    arrays = {name: array[order] for name, array in arrays.items()}
+    name = module_id.decode()
+    is_finite = np.isfinite(arrays['score'])
+    if not is_finite.all():
+      raise errors.InputError(
+        'score not finite',
+        where=f'module {name}',
+        found=arrays['score'][~is_finite][0],
+        fix='train again, with a lower learning rate',
+      )
+    relative_runtime = module_lib.relative_runtime(
+      arrays['config_runtime'], arrays.get('config_runtime_normalizer')
+    )
+    yield ScoredModule(
+      module_id=name,
+      config_id=arrays['config_id'],
+      runtime=arrays['config_runtime'],
+      score=arrays['score'],
+      relative_runtime=relative_runtime,
+    )
+
+
+def _collect(scorer: Scorer, batches: tf.data.Dataset) -> dict[bytes, dict[str, list[np.ndarray]]]:
+  """Scores batches; returns the pieces of each array of a module, by module id and array name."""
   columns = ('config_id', 'config_runtime', 'config_runtime_normalizer')
   collected: dict[bytes, dict[str, list[np.ndarray]]] = collections.defaultdict(
     lambda: collections.defaultdict(list)
@@ -200,36 +235,12 @@ def _score(scorer: Scorer, batches: tf.data.Dataset) -> Iterator[ScoredModule]:
     scores = scorer([loading.without_strings(graph) for graph in graphs])
     for graph, score in zip(graphs, scores, strict=True):
       context = graph.context.features
-      values = {
-        'score': score,
-        **{name: context[name].numpy() for name in columns if name in context},
-      }
+      values = {name: context[name].numpy() for name in columns if name in context}
+      values['score'] = score
       for i, module_id in enumerate(context['module_id'].numpy()):
-        real = values['config_id'][i] != loading.PADDING
-        if not real.any():  # A component of padding.
+        is_real = values['config_id'][i] != loading.PADDING
+        if not is_real.any():  # The component is padding.
           continue
         for name, value in values.items():
-          collected[module_id][name].append(value[i][real])
-  for module_id in sorted(collected):
-    arrays = {name: np.concatenate(parts) for name, parts in collected[module_id].items()}
-    order = np.argsort(
-      arrays['config_id'], kind='stable'
-    )  # Several records share a module's configs out.
-    arrays = {name: array[order] for name, array in arrays.items()}
-    name = module_id.decode()
-    if not np.isfinite(arrays['score']).all():
-      raise errors.InputError(
-        'score not finite',
-        where=f'module {name}',
-        found=arrays['score'][~np.isfinite(arrays['score'])][0],
-        fix='train again, with a lower learning rate',
-      )
-    yield ScoredModule(
-      module_id=name,
-      config_id=arrays['config_id'],
-      runtime=arrays['config_runtime'],
-      score=arrays['score'],
-      relative_runtime=module_lib.relative_runtime(
-        arrays['config_runtime'], arrays.get('config_runtime_normalizer')
-      ),
-    )
+          collected[module_id][name].append(value[i][is_real])
+  return collected

@@ -1,17 +1,17 @@
-"""Trains a model that ranks the configs of a module, on a dataset directory that convert has
-written.
+"""Trains a model that ranks the configs of a module, on a dataset directory made by convert.
 
   python baselines/train.py --data=data/tile --out=runs/tile
 
 The run directory holds what evaluate.py and rank.py need: options, feature statistics and the
-weights of the epoch that was best on the validation split. Training that was stopped goes on
-where it was by the same command. SIGTERM saves its state first and exits with 75, SIGINT
-(Ctrl-C) with 130. docs/training.md tells more.
+weights of the epoch that was best on the validation split. The same command resumes a training that
+was stopped. SIGTERM saves its state first and exits with 75, SIGINT (Ctrl-C) with 130.
+See docs/training.md for details.
 """
 
 from __future__ import annotations
 
-import baselines  # noqa: F401  # Before TensorFlow, to quiet it.
+# This import comes before TensorFlow, to silence the log of TensorFlow.
+import baselines  # noqa: F401
 
 # isort: split
 
@@ -45,7 +45,7 @@ from tpu_graphs.input import packing
 from tpu_graphs.modules import module as module_lib
 
 TrainOptions = trainer_lib.TrainOptions
-# sysexits.h: a temporary failure; the user is invited to retry.
+# EX_TEMPFAIL of sysexits.h: a temporary failure; the user is invited to retry.
 PREEMPTED = 75
 STEPS_PER_CALL = 10
 CHECKPOINT_MINUTES = 10.0
@@ -66,31 +66,30 @@ def train(
   interrupts: interrupts_lib.Interrupts | None = None,
   progress: Callable[[str], None] = print,
 ) -> runs.Run:
-  """Trains a model and writes its run directory, or goes on with a training that was stopped.
-
-  In the main thread, SIGTERM and SIGINT end it once the state is saved.
+  """Trains a model and writes its run directory, or resumes a training that was stopped.
 
   Args:
-    data: dataset directory.
-    out: run directory to write.
-    model: what to train; by default the best baseline for the kind of the data.
-    options: how.
-    strategy: where; by default one device.
-    valid_split: by which the best epoch is chosen; by default 'valid', or 'train' where nothing
+    data: path of the dataset directory.
+    out: path of the run directory to write.
+    model: the model to train; by default the best baseline for the kind of the data.
+    options: options of the training.
+    strategy: the distribution strategy, which names the devices; by default one device.
+    valid_split: the split that chooses the best epoch; by default 'valid', or 'train' where nothing
       in 'valid' is measured.
-    overwrite: replace a run that exists, finished or not.
-    steps_per_call: steps that are taken without coming back to Python.
-    checkpoint_minutes: a state is saved at the end of each epoch, and in between when the last
-      is older than this.
-    interrupts: entered, if signals are to stop it.
-    progress: is given lines to show.
+    overwrite: whether to replace an existing run, finished or not.
+    steps_per_call: number of steps that are taken without returning to Python.
+    checkpoint_minutes: maximum age of the last state. A state is saved at the end of each epoch,
+      and during an epoch when the last state is older than this.
+    interrupts: the signals received. If it has been entered, in the main thread, SIGTERM and SIGINT
+      stop the training once its state is saved.
+    progress: called with lines to show.
 
   Returns:
     The run as it was written, with the best weights.
 
   Raises:
     InputError: data, options or output cannot be used, or a loss or gradient is not finite.
-    Interrupted: it was stopped by a signal, and the same call goes on.
+    Interrupted: a signal stopped the training; the same call resumes it.
   """
   directory = directory_lib.open_directory(data)
   model = model or models.ModelOptions(models.DEFAULT_MODEL[directory.kind], directory.kind)
@@ -113,7 +112,23 @@ def train(
       judged=trainer.judged,
       optimizer=trainer.optimizer,
     )
-    goes_on = not overwrite and runs.is_interrupted(out)
+    resumes = not overwrite and runs.is_interrupted(out)
+    config = {
+      'training': dataclasses.asdict(trainer.options),
+      'valid_split': valid_split,
+      'data': {
+        'path': data,
+        'collection': directory.manifest.collection,
+        'source': dict(directory.manifest.source),
+        'options': dict(directory.manifest.options),
+      },
+      'versions': {
+        'tpu_graphs': tpu_graphs.__version__,
+        'tensorflow': tf.__version__,
+        'tensorflow_gnn': tfgnn.__version__,
+        'python': platform.python_version(),
+      },
+    }
     writer = runs.Writer(
       out,
       options=model,
@@ -121,38 +136,24 @@ def train(
       statistics=directory.statistics,
       choices=directory.manifest.choices,
       overwrite=overwrite,
-      goes_on=goes_on,
+      resumes=resumes,
       is_chief=is_chief,
-      config={
-        'training': dataclasses.asdict(trainer.options),
-        'valid_split': valid_split,
-        'data': {
-          'path': data,
-          'collection': directory.manifest.collection,
-          'source': dict(directory.manifest.source),
-          'options': dict(directory.manifest.options),
-        },
-        'versions': {
-          'tpu_graphs': tpu_graphs.__version__,
-          'tensorflow': tf.__version__,
-          'tensorflow_gnn': tfgnn.__version__,
-          'python': platform.python_version(),
-        },
-      },
+      config=config,
     )
     with writer:
       shards = directory.split('train')
+      num_weights = sum(int(tf.size(weight)) for weight in trainer.model.trainable_variables)
       progress(
-        f'{model.name}, {sum(int(tf.size(v)) for v in trainer.model.trainable_variables):,} weights; '
+        f'{model.name}, {num_weights:,} weights; '
         f'{directory.manifest.collection}: {shards.modules:,} modules, {shards.configs:,} configs; '
         f'{trainer.steps_in_epoch(1):,} steps per epoch'
       )
       progress(f'train: {trainer.plan.describe()}')
-      if goes_on:
+      if resumes:
         states.restore(progress)
         if position.best_epoch:
           writer.check_best()
-        progress(f'going on at epoch {position.epoch}, after step {position.step}')
+        progress(f'resuming at epoch {position.epoch}, after step {position.step}')
       loop.Loop(
         trainer,
         writer=writer,
@@ -164,16 +165,18 @@ def train(
         checkpoint_minutes=checkpoint_minutes,
         show=progress,
       ).run()
-  strategies.any_worker(strategy, False)  # Waits until the run is written.
+  # This call returns once all workers have made it, so the run is written by then.
+  strategies.any_worker(strategy, False)
   return runs.load(out)
 
 
 def _valid_split(
   directory: directory_lib.DatasetDirectory, chosen: str | None, progress: Callable[[str], None]
 ) -> str:
+  """Returns the split that chooses the best epoch: the chosen one, 'valid' or 'train'."""
   measured = [name for name, split in directory.manifest.splits.items() if split.measured]
   if chosen is None and 'valid' not in measured:
-    progress('nothing in the valid split is measured: the best epoch is chosen by the train split')
+    progress('nothing in the valid split is measured: the train split chooses the best epoch')
     return 'train'
   chosen = chosen or 'valid'
   if chosen not in measured:
@@ -212,23 +215,22 @@ def _define_flags(flag_values) -> None:
 
   string('data', None, 'Dataset directory that convert has written.')
   string('out', None, 'Run directory to write.')
-  enum(
-    'model',
-    None,
-    models.MODELS,
-    'What to train. Default: '
-    + ', '.join(f'{model} for {kind}' for kind, model in models.DEFAULT_MODEL.items())
-    + '.',
-  )
+  default_models = ', '.join(f'{model} for {kind}' for kind, model in models.DEFAULT_MODEL.items())
+  enum('model', None, models.MODELS, f'Model to train. Default: {default_models}.')
   integer('hidden', sizes.hidden, 'Hidden units of each layer.', 1)
   integer('layers', sizes.layers, 'Message passing layers.', 0)
   integer('opcode_embedding', sizes.opcode_embedding, 'Size of the embedding of an opcode.', 1)
   boolean(
     'directed',
     sizes.directed,
-    'Whether messages from operands and from consumers have weights of their own.',
+    'Whether messages from operands and messages from consumers have separate weights.',
   )
-  integer('attention_heads', sizes.attention_heads, 'Of GATv2; they share the hidden units out.', 1)
+  integer(
+    'attention_heads',
+    sizes.attention_heads,
+    'Attention heads of GATv2, among which the hidden units are divided evenly.',
+    1,
+  )
   integer('epochs', options.epochs, 'Passes over the train split.', 1)
   integer('batch_size', options.batch_size, 'Modules per step on average, over all devices.', 1)
   integer('configs_per_module', options.configs_per_module, 'Configs sampled of each module.', 2)
@@ -236,14 +238,18 @@ def _define_flags(flag_values) -> None:
     'config_sampling',
     options.config_sampling,
     decoding.CONFIG_SAMPLINGS,
-    'Which configs are sampled.',
+    'How configs are sampled.',
   )
   string(
     'loss',
     options.loss,
     f'One of {", ".join(losses.LOSSES)}, or a weighted sum such as list_mle:1,mse:0.1.',
   )
-  number('learning_rate', options.learning_rate, 'Of AdamW; falls to 0 along a half cosine.')
+  number(
+    'learning_rate',
+    options.learning_rate,
+    'Highest learning rate of AdamW; the rate falls to 0 along a half cosine.',
+  )
   number(
     'warmup',
     options.warmup,
@@ -253,65 +259,72 @@ def _define_flags(flag_values) -> None:
   number(
     'weight_decay',
     options.weight_decay,
-    'Of AdamW; biases, normalisation and embeddings are spared.',
+    'Weight decay of AdamW; not for biases, normalisation and embeddings.',
   )
-  number('clip_norm', options.clip_norm, 'Largest global norm of the gradients.')
+  number('clip_norm', options.clip_norm, 'Maximum global norm of the gradients.')
   number(
     'ema',
     options.ema,
     'Judge and save an average of the weights with this decay per step, such as 0.99; 0: the '
-    'weights as they are.',
+    'weights themselves.',
     1.0,
   )
   enum(
     'precision',
     options.precision,
     trainer_lib.PRECISIONS,
-    'Of the layers; weights and losses are float32 always.',
+    'Precision of the layers; weights and losses are always float32.',
   )
   enum(
     'valid_split',
     None,
     module_lib.SPLITS,
-    'By which the best epoch is chosen. Default: valid, or train where nothing in it is measured.',
+    'Split that chooses the best epoch. Default: valid, or train where nothing in valid is '
+    'measured.',
+  )
+  default_metrics = ', '.join(
+    f'{metric} for {kind}' for kind, metric in trainer_lib.SELECTION_METRIC.items()
   )
   string(
     'metric',
     None,
-    'By which the best epoch is chosen: opa, kendall_tau or top_K_error. Default: '
-    + ', '.join(f'{metric} for {kind}' for kind, metric in trainer_lib.SELECTION_METRIC.items())
-    + '.',
+    'Metric that chooses the best epoch: opa, kendall_tau or top_K_error. '
+    f'Default: {default_metrics}.',
   )
   integer(
-    'patience', options.patience, 'Stop after so many epochs without a better one; 0: never.', 0
+    'patience',
+    options.patience,
+    'Stop after this number of epochs without a better one; 0: never.',
+    0,
   )
-  integer('seed', options.seed, 'Of weights, order and samples.', 0, 2**32 - 1)
+  integer('seed', options.seed, 'Seed of weights, order and samples.', 0, 2**32 - 1)
   enum(
     'strategy',
     'auto',
     strategies.STRATEGIES,
-    'Where to train. auto: TPU if --tpu is given, else all GPUs, else '
-    'the CPU. multi_worker: on the machines that TF_CONFIG names, by the same command on each.',
+    'Where to train. auto: TPU if --tpu is given, else all GPUs, else the CPU. multi_worker: on '
+    'the machines that TF_CONFIG names, with the same command on each.',
   )
   string('tpu', None, "Name or address of a TPU; 'local' on a TPU VM.")
   integer(
     'packs',
     options.packs,
-    'Parts that the modules of a step are packed into, shared out evenly to the devices; '
-    'with the same number, runs on one and on several devices learn the same. 0: one per device.',
+    'Parts that the modules of a step are packed into, divided evenly among the devices. With the '
+    'same number, runs on one device and on several devices learn the same. 0: one per device.',
     0,
   )
   integer(
     'shapes',
     None,
-    'Pad packs to so many static shapes and compile the step with XLA; 0: as large as they are. '
-    'Default: 1 on TPU, else 0.',
+    'Number of static shapes that packs are padded to, for which XLA compiles the step; 0: packs '
+    'are not padded. Default: 1 on TPU, else 0.',
     0,
   )
   integer(
     'max_ops',
     None,
-    'Limit of ops per pack. Default: by --batch_size, and no less than the largest module.',
+    'Maximum number of ops per pack. Default: chosen from --batch_size, and at least the number of '
+    'ops of the largest module.',
     1,
   )
   enum(
@@ -320,25 +333,22 @@ def _define_flags(flag_values) -> None:
     packing.OVERSIZE,
     'What to do with a module that has more than --max_ops ops.',
   )
-  integer(
-    'steps_per_call', STEPS_PER_CALL, 'Steps that are taken without coming back to Python.', 1
-  )
+  integer('steps_per_call', STEPS_PER_CALL, 'Steps that are taken without returning to Python.', 1)
   number(
     'checkpoint_minutes',
     CHECKPOINT_MINUTES,
-    'The state of training is saved after each epoch, and in between '
-    'when the last one is older than this.',
+    'The state of training is saved after each epoch, and during an epoch when the last state is '
+    'older than this.',
   )
-  boolean('overwrite', False, 'Replace a run that exists, finished or not.')
+  boolean('overwrite', False, 'Replace an existing run, finished or not.')
   for name in ('data', 'out'):
     flags.mark_flag_as_required(name, flag_values=flag_values)
 
 
 def _from_flags(options: type[_Options], flag_values) -> _Options:
-  """Options of a dataclass whose fields have flags of the same names."""
-  return options(
-    **{field.name: flag_values[field.name].value for field in dataclasses.fields(options)}
-  )
+  """Makes options of a dataclass whose fields have flags of the same names."""
+  names = [field.name for field in dataclasses.fields(options)]
+  return options(**{name: flag_values[name].value for name in names})
 
 
 def _job(flag_values, _) -> int:
@@ -350,9 +360,11 @@ def _job(flag_values, _) -> int:
     paths={'--data': flag_values.data, '--out': flag_values.out},
   )
   try:
-    with (
-      interrupts_lib.Interrupts() as interrupts
-    ):  # After the strategy, since one for a cluster handles SIGTERM, too.
+    # The context begins after the strategy is made, because the strategy of a cluster handles
+    # SIGTERM too.
+    with interrupts_lib.Interrupts() as interrupts:
+      model_name = flag_values.model or models.DEFAULT_MODEL[kind]
+      sizes = _from_flags(parts.PartOptions, flag_values)
       run = train(
         data=flag_values.data,
         out=flag_values.out,
@@ -362,19 +374,13 @@ def _job(flag_values, _) -> int:
         steps_per_call=flag_values.steps_per_call,
         checkpoint_minutes=flag_values.checkpoint_minutes,
         interrupts=interrupts,
-        model=models.ModelOptions(
-          flag_values.model or models.DEFAULT_MODEL[kind],
-          kind,
-          _from_flags(parts.PartOptions, flag_values),
-        ),
+        model=models.ModelOptions(model_name, kind, sizes),
         options=_from_flags(TrainOptions, flag_values),
       )
   except interrupts_lib.Interrupted as interrupted:
+    code = cli.INTERRUPTED if interrupted.signal == signal.SIGINT else PREEMPTED
     same = 'the same command without --overwrite' if flag_values.overwrite else 'the same command'
-    return cli.fail(
-      cli.INTERRUPTED if interrupted.signal == signal.SIGINT else PREEMPTED,
-      f'{interrupted}, the state is saved; {same} goes on from it',
-    )
+    return cli.fail(code, f'{interrupted}, the state is saved; {same} resumes from it')
   print(f'wrote {run.path}')
   return 0
 

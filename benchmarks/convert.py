@@ -1,14 +1,13 @@
-"""Speed and memory of pipelines/convert.py, beside the floor: NumPy reading the same npz files
-and nothing else.
+"""Speed and memory of pipelines/convert.py, compared with NumPy reading the same npz files.
 
-  python -m benchmarks.convert                     # 100,000 configs of 300 ops, and 2,000 tile
-  files; 7 GB of disk python -m benchmarks.convert --configs=10000 --tiles=200
+  python -m benchmarks.convert    # 100,000 configs of 300 ops, and 2,000 tile files; 7 GB of disk
+  python -m benchmarks.convert --configs=10000 --tiles=200
 
-All jobs are run in turn, each in a process of its own, whose memory is looked at as it runs,
-that of its workers included. `net` is the time without what the same command takes for one tiny
-file, nearly all of which is starting up;
-`cpu` the same in seconds that all its processes have computed, which other jobs on the machine
-change little.
+Reading the files with NumPy and nothing else is the floor. All jobs are run in turn, each in a
+process of its own, whose memory, including its workers, is measured as it runs. `net` is the time
+less the time that the same command takes for one tiny file, nearly all of which is starting up.
+`cpu` is `net` in seconds that all processes of the job have computed, which other jobs on the
+machine change little.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ import numpy as np
 _ROOT = pathlib.Path(__file__).parents[1]
 _ONE = ('--', '--direct_num_workers=1')
 _TWO = ('--', '--direct_num_workers=2', '--direct_running_mode=multi_processing')
-_BLOCK = 1000  # Configs that are made at a time.
+_BLOCK = 1000  # Number of configs that are made at a time.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +40,11 @@ class Job:
   """A command to be measured.
 
   Attributes:
-    name: for the table.
-    command: of the process.
-    start: name of the job that shows how long it takes to start.
-    floor: name of the job that it is compared with.
-    files: number of its input files.
+    name: name in the table.
+    command: command of the process.
+    start: name of the job that shows how long starting takes.
+    floor: name of the job that this one is compared with.
+    files: number of input files.
   """
 
   name: str
@@ -57,8 +56,12 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """What a job took: seconds, those of computing, and the most bytes of memory, of its processes
-  together.
+  """The cost of a job, for all its processes together.
+
+  Attributes:
+    seconds: wall time.
+    cpu: seconds of computing.
+    memory: the most bytes of memory.
   """
 
   seconds: float
@@ -71,10 +74,12 @@ def write_layout(path: pathlib.Path, *, configs: int, ops: int, compression: int
   rng = np.random.default_rng(0)
   n = 10 * ops
   choices = np.sort(rng.integers(-1, 6, (ops, 4, 18)), axis=-1)[..., ::-1].astype(np.float32)
-  blocks = (
-    choices[np.arange(ops), rng.integers(0, 4, (min(_BLOCK, configs - start), ops))]
-    for start in range(0, configs, _BLOCK)
-  )
+
+  def blocks() -> Iterator[np.ndarray]:
+    for start in range(0, configs, _BLOCK):
+      number = min(_BLOCK, configs - start)
+      yield choices[np.arange(ops), rng.integers(0, 4, (number, ops))]
+
   arrays = {
     **_graph(rng, n),
     'node_splits': np.array([[0, n]]),
@@ -84,7 +89,7 @@ def write_layout(path: pathlib.Path, *, configs: int, ops: int, compression: int
   with zipfile.ZipFile(path, 'w', compression) as archive:
     for name, array in arrays.items():
       _write_array(archive, name, array.dtype, array.shape, [array])
-    _write_array(archive, 'node_config_feat', choices.dtype, (configs, ops, 18), blocks)
+    _write_array(archive, 'node_config_feat', choices.dtype, (configs, ops, 18), blocks())
 
 
 def _write_array(
@@ -94,10 +99,10 @@ def _write_array(
   shape: tuple[int, ...],
   blocks: Iterable[np.ndarray],
 ) -> None:
+  descr = np.lib.format.dtype_to_descr(dtype)
+  header = {'descr': descr, 'fortran_order': False, 'shape': shape}
   with archive.open(f'{name}.npy', 'w', force_zip64=True) as member:
-    np.lib.format.write_array_header_1_0(
-      member, {'descr': np.lib.format.dtype_to_descr(dtype), 'fortran_order': False, 'shape': shape}
-    )
+    np.lib.format.write_array_header_1_0(member, header)
     for block in blocks:
       member.write(block.tobytes())
 
@@ -126,8 +131,10 @@ def _graph(rng: np.random.Generator, n: int) -> dict[str, np.ndarray]:
 
 
 def measure(command: tuple[str, ...]) -> Result:
-  """Runs a command to its end."""
-  start, computed, peak = time.perf_counter(), _computed(), 0
+  """Runs a command to its end and measures it."""
+  start = time.perf_counter()
+  computed = _computed()
+  peak = 0
   with tempfile.TemporaryFile() as log:
     process = subprocess.Popen(command, cwd=_ROOT, stdout=log, stderr=subprocess.STDOUT)
     while process.poll() is None:
@@ -141,26 +148,29 @@ def measure(command: tuple[str, ...]) -> Result:
 
 
 def _computed() -> float:
-  """Seconds that all processes which this one has waited for have computed, with those that they
-  have waited for.
+  """Returns the seconds that all processes which this one has waited for have computed.
+
+  It includes the processes that those have waited for.
   """
   usage = resource.getrusage(resource.RUSAGE_CHILDREN)
   return usage.ru_utime + usage.ru_stime
 
 
 def _tree(pid: int) -> Iterator[int]:
-  """A process and all that it has started."""
+  """Yields a process and all processes that it has started."""
   yield pid
   for task in pathlib.Path(f'/proc/{pid}/task').glob('*/children'):
     try:
       children = task.read_text().split()
-    except OSError:  # It has ended.
+    except OSError:
+      # The process has ended.
       continue
     for child in children:
       yield from _tree(int(child))
 
 
 def _resident(pid: int) -> int:
+  """Returns the bytes of memory that a process uses; 0 if it has ended."""
   try:
     return int(pathlib.Path(f'/proc/{pid}/statm').read_text().split()[1]) * resource.getpagesize()
   except (OSError, IndexError):
@@ -168,15 +178,16 @@ def _resident(pid: int) -> int:
 
 
 def _read(path: pathlib.Path) -> None:
-  """The floor: NumPy reads all arrays of the npz files at `path`, one after the other."""
-  for file in sorted(path.glob('*.npz')) if path.is_dir() else [path]:
+  """Reads all arrays of the npz files at `path` with NumPy, one after the other: the floor."""
+  files = sorted(path.glob('*.npz')) if path.is_dir() else [path]
+  for file in files:
     with np.load(file) as arrays:
       for name in arrays.files:
         _ = arrays[name]
 
 
 def jobs(folder: pathlib.Path, sizes: argparse.Namespace) -> Iterator[Job]:
-  """Makes the inputs in `folder`, unless they are there, and yields what is measured on them."""
+  """Makes the inputs in `folder`, unless they exist, and yields the jobs to measure on them."""
   output = folder / 'output'
 
   def convert(
@@ -251,7 +262,7 @@ def jobs(folder: pathlib.Path, sizes: argparse.Namespace) -> Iterator[Job]:
 
 
 def table(measured: Mapping[Job, list[Result]]) -> Iterator[str]:
-  """Lines of text: the median of each job."""
+  """Yields lines of text with the median of each job."""
 
   def median(what: str) -> dict[str, float]:
     return {
@@ -259,21 +270,27 @@ def table(measured: Mapping[Job, list[Result]]) -> Iterator[str]:
       for job, results in measured.items()
     }
 
-  wall, memory = median('seconds'), median('memory')
-  net, cpu = (
-    {job.name: total[job.name] - (total[job.start] if job.start else 0) for job in measured}
-    for total in (wall, median('cpu'))
-  )
+  def without_start(totals: Mapping[str, float]) -> dict[str, float]:
+    return {
+      job.name: totals[job.name] - (totals[job.start] if job.start else 0) for job in measured
+    }
+
+  def of_floor(values: Mapping[str, float], job: Job) -> str:
+    return f'{values[job.name] / values[job.floor]:.2f}' if job.floor else ''
+
+  wall = median('seconds')
+  memory = median('memory')
+  net = without_start(wall)
+  cpu = without_start(median('cpu'))
   yield (
-    f'{"job":32} {"wall s":>8} {"net s":>8} {"of floor":>9} {"files/s":>9} {"cpu s":>8} {"of floor":>9} '
-    f'{"peak MB":>9}'
+    f'{"job":32} {"wall s":>8} {"net s":>8} {"of floor":>9} {"files/s":>9} '
+    f'{"cpu s":>8} {"of floor":>9} {"peak MB":>9}'
   )
   for job in measured:
-    ratios = [f'{part[job.name] / part[job.floor]:.2f}' if job.floor else '' for part in (net, cpu)]
     rate = f'{job.files / net[job.name]:,.0f}' if job.files > 1 else ''
     yield (
-      f'{job.name:32} {wall[job.name]:8.2f} {net[job.name]:8.2f} {ratios[0]:>9} {rate:>9} '
-      f'{cpu[job.name]:8.2f} {ratios[1]:>9} {memory[job.name] / 1e6:9,.0f}'
+      f'{job.name:32} {wall[job.name]:8.2f} {net[job.name]:8.2f} {of_floor(net, job):>9} {rate:>9} '
+      f'{cpu[job.name]:8.2f} {of_floor(cpu, job):>9} {memory[job.name] / 1e6:9,.0f}'
     )
 
 
@@ -283,15 +300,21 @@ def main() -> None:
   )
   parser.add_argument('--configs', type=int, default=100_000, help='configs of the layout module')
   parser.add_argument(
-    '--ops', type=int, default=300, help='its configurable ops; it has ten times as many in all'
+    '--ops',
+    type=int,
+    default=300,
+    help='configurable ops of the layout module; it has ten times as many ops in total',
   )
   parser.add_argument(
-    '--max_configs', type=int, default=1000, help='configs of it that are kept in the second run'
+    '--max_configs',
+    type=int,
+    default=1000,
+    help='configs of the layout module that are kept in the second run',
   )
   parser.add_argument('--tiles', type=int, default=2000, help='number of tile files')
   parser.add_argument('--repeats', type=int, default=3, help='rounds')
   parser.add_argument(
-    '--only', default='', help='measures only jobs with this in their name, and starting up'
+    '--only', default='', help='measures only starting up and jobs with this text in their name'
   )
   parser.add_argument(
     '--folder', type=pathlib.Path, help='keeps the inputs here; default: a temporary folder'
@@ -304,14 +327,13 @@ def main() -> None:
   folder = args.folder or pathlib.Path(tempfile.mkdtemp())
   try:
     folder.mkdir(parents=True, exist_ok=True)
-    chosen = [
-      job
-      for job in jobs(folder.resolve(), args)
-      if args.only in job.name or job.name.startswith('start')
-    ]
+    chosen = []
+    for job in jobs(folder.resolve(), args):
+      if args.only in job.name or job.name.startswith('start'):
+        chosen.append(job)
     print(
-      f'{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}; Python {platform.python_version()}, '
-      f'NumPy {np.__version__}; median of {args.repeats}',
+      f'{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}; '
+      f'Python {platform.python_version()}, NumPy {np.__version__}; median of {args.repeats}',
       flush=True,
     )
     measured: dict[Job, list[Result]] = {job: [] for job in chosen}

@@ -1,12 +1,11 @@
 """Speed and memory of reading HLO protobuf files, from bytes in memory to checked arrays.
 
-  python -m benchmarks.hlo                        # the modules in tests/golden/modules, and a
-  large one made of them python -m benchmarks.hlo --repeats=50 a.pb b.pb
+  python -m benchmarks.hlo    # the modules in tests/golden/modules, and a large module made of them
+  python -m benchmarks.hlo --repeats=50 a.pb b.pb
 
-Both implementations are measured in turn. The large module repeats the last file; its memory is
-measured in a process
-of its own: the peak above what was used before the file was read, as a multiple of file and
-arrays together.
+Both implementations are measured in turn. The large module repeats the last file. Its memory is
+measured in a process of its own: the peak less the memory before the file was read, as a multiple
+of file and arrays together.
 """
 
 from __future__ import annotations
@@ -38,8 +37,9 @@ _IMPLEMENTATIONS = (implementations.NATIVE, implementations.PYTHON)
 
 
 def repeated(data: bytes, num_ops: int) -> bytes:
-  """A ModuleTuningData with copies of the computations of the first module in a file, of at
-  least so many ops.
+  """Returns a ModuleTuningData with copies of the computations of the first module in a file.
+
+  It has at least `num_ops` ops.
   """
   source = protos.HloModuleProto.FromString(hlo.read(data).program(0))
   instructions = [
@@ -60,17 +60,23 @@ def repeated(data: bytes, num_ops: int) -> bytes:
         instruction.called_computation_ids[:] = [
           key + computation_shift for key in instruction.called_computation_ids
         ]
-  # Messages of one field, one after the other, are merged.
-  return b''.join(
-    protos.ModuleTuningData(module=protos.HloModuleProto.FromString(part)).SerializeToString()
-    for part in parts
-  )
+  # A parser merges messages that follow each other, so the copies become one module.
+  messages = []
+  for part in parts:
+    module = protos.HloModuleProto.FromString(part)
+    messages.append(protos.ModuleTuningData(module=module).SerializeToString())
+  return b''.join(messages)
 
 
 def measure(data: bytes, repeats: int) -> tuple[int, dict[str, list[float]]]:
-  """Number of ops, and implementation -> seconds of each repeat, the implementations in turn."""
+  """Measures the implementations in turn.
+
+  Returns:
+    The number of ops, and implementation -> seconds of each repeat.
+  """
   ops, seconds = 0, {}
-  for repeat in range(-1, repeats):  # The first warms up.
+  # The repeat before the first warms up.
+  for repeat in range(-1, repeats):
     for name in _IMPLEMENTATIONS:
       with _chosen(name):
         start = time.perf_counter()
@@ -83,8 +89,10 @@ def measure(data: bytes, repeats: int) -> tuple[int, dict[str, list[float]]]:
 
 
 def peak_memory(path: pathlib.Path, implementation: str) -> float:
-  """Peak memory of reading a file, as a multiple of the file and its arrays, measured in a
-  process of its own.
+  """Measures the peak memory of reading a file, in a process of its own.
+
+  Returns:
+    The peak as a multiple of the file and its arrays.
   """
   result = subprocess.run(
     [sys.executable, '-m', 'benchmarks.hlo', '--memory_of', str(path)],
@@ -97,10 +105,15 @@ def peak_memory(path: pathlib.Path, implementation: str) -> float:
 
 
 def _print_memory(path: pathlib.Path) -> None:
-  hlo.read((_MODULES / 'convnet_train_unopt.pb').read_bytes())  # All code is loaded.
-  before, peak, done = _resident(), 0, threading.Event()
+  """Prints the peak memory of reading a file, as a multiple of the file and its arrays."""
+  # Reading another file first loads all code.
+  hlo.read((_MODULES / 'convnet_train_unopt.pb').read_bytes())
+  before = _resident()
+  peak = 0
+  done = threading.Event()
 
-  def watch():  # The system's own peak of a process begins with that of its parent.
+  def watch():
+    # The peak that the system counts is no help: it begins with the peak of the parent process.
     nonlocal peak
     while not done.wait(0.001):
       peak = max(peak, _resident())
@@ -116,13 +129,13 @@ def _print_memory(path: pathlib.Path) -> None:
 
 
 def _resident() -> int:
-  """Bytes of memory that the process uses."""
+  """Returns the bytes of memory that the process uses."""
   return int(pathlib.Path('/proc/self/statm').read_text().split()[1]) * resource.getpagesize()
 
 
 @dataclasses.dataclass
 class _chosen:
-  """Reads HLO by one implementation inside the block."""
+  """A block in which HLO is read with one implementation."""
 
   name: str
 
@@ -138,17 +151,20 @@ class _chosen:
 def _row(
   name: str, data: bytes, repeats: int, memory: Callable[[str], float] | None = None
 ) -> Iterator[str]:
+  """Yields a line of the table for each implementation."""
   ops, seconds = measure(data, repeats)
   for implementation, times in seconds.items():
-    per_op = [
-      f'{value / ops * 1e6:.2f}' if ops else '-'
-      for value in (min(times), statistics.median(times), max(times))
-    ]
+    median = statistics.median(times)
+    per_op = []
+    for value in (min(times), median, max(times)):
+      text = f'{value / ops * 1e6:.2f}' if ops else '-'
+      per_op.append(f'{text:>7}')
     peak = f'{memory(implementation):.2f}' if memory else ''
-    yield (
-      f'{name:34} {implementation:8} {ops:9,} {len(data) / 2**20:7.2f} {statistics.median(times) * 1e3:10.2f}  '
-      f'{" ".join(f"{value:>7}" for value in per_op)}  {peak:>6}'
-    ).rstrip()
+    row = (
+      f'{name:34} {implementation:8} {ops:9,} {len(data) / 2**20:7.2f} {median * 1e3:10.2f}  '
+      f'{" ".join(per_op)}  {peak:>6}'
+    )
+    yield row.rstrip()
 
 
 def main() -> None:
@@ -156,7 +172,10 @@ def main() -> None:
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument(
-    'files', nargs='*', type=pathlib.Path, help='files; without any, those in tests/golden/modules'
+    'files',
+    nargs='*',
+    type=pathlib.Path,
+    help='files to read; default: the files in tests/golden/modules',
   )
   parser.add_argument('--repeats', type=int, default=20, help='repeats per file')
   parser.add_argument(
@@ -171,13 +190,14 @@ def main() -> None:
     return
 
   print(
-    f'{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}; Python {platform.python_version()}, '
-    f'NumPy {np.__version__}, protobuf {google.protobuf.__version__} ({api_implementation.Type()}); '
-    f'{args.repeats} repeats'
+    f'{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}; '
+    f'Python {platform.python_version()}, NumPy {np.__version__}, '
+    f'protobuf {google.protobuf.__version__} ({api_implementation.Type()}); {args.repeats} repeats'
   )
+  print(f'{"":34} {"":8} {"":>9} {"":>7} {"median":>10}  {"µs/op":^23}  {"peak":>6}')
   print(
-    f'{"":34} {"":8} {"":>9} {"":>7} {"median":>10}  {"µs/op":^23}  {"peak":>6}\n'
-    f'{"file":34} {"by":8} {"ops":>9} {"MiB":>7} {"ms":>10}  {"best":>7} {"median":>7} {"worst":>7}  {"memory":>6}'
+    f'{"file":34} {"by":8} {"ops":>9} {"MiB":>7} {"ms":>10}  '
+    f'{"best":>7} {"median":>7} {"worst":>7}  {"memory":>6}'
   )
   paths = args.files or sorted(_MODULES.glob('*.pb'))
   for path in paths:
@@ -187,12 +207,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
       path = pathlib.Path(folder) / 'large.pb'
       path.write_bytes(data)
-      print(
-        *_row(
-          f'{paths[-1].stem} x N', data, min(args.repeats, 3), lambda name: peak_memory(path, name)
-        ),
-        sep='\n',
+      rows = _row(
+        f'{paths[-1].stem} x N', data, min(args.repeats, 3), lambda name: peak_memory(path, name)
       )
+      print(*rows, sep='\n')
 
 
 if __name__ == '__main__':

@@ -1,14 +1,13 @@
-"""Speed and memory of the input pipeline, from records to padded batches on one core, beside
-TF-GNN's own ops.
+"""Speed and memory of the input pipeline on one core, compared with TF-GNN's own ops.
 
-  python -m benchmarks.input                      # 4,000 tile modules of 20 to 60 ops, 100
-  layout modules python -m benchmarks.input --kind=tile --modules=1000
+  python -m benchmarks.input    # 4,000 tile modules of 20 to 60 ops, 100 layout modules
+  python -m benchmarks.input --kind=tile --modules=1000
 
-TF-GNN's way parses each record by `tfgnn.parse_single_example`, merges the modules of a batch,
-and pads them by
+The pipeline turns records into padded batches. TF-GNN's way parses each record with
+`tfgnn.parse_single_example`, merges the modules of a batch, and pads them with
 `tfgnn.pad_to_total_sizes`. All ways are run in turn, each in a process of its own on one core.
-Batches are consumed inside a tf.function, as training does; `cpu` is the time that the process
-has computed, `fill` the share of the ops that is no padding.
+Batches are consumed inside a tf.function, as in training; `cpu` is the time that the process has
+computed, `fill` the share of the ops that are not padding.
 """
 
 from __future__ import annotations
@@ -76,14 +75,15 @@ def write_modules(folder: pathlib.Path, kind: str, modules: int) -> None:
 
 
 def by_tfgnn(data: str, kind: str) -> tf.data.Dataset:
-  """Batches of a fixed number of modules, with room for as many of the largest."""
+  """Returns batches of a fixed number of modules, with room for as many of the largest."""
   import tensorflow as tf
 
   from tpu_graphs.compat import tfgnn
   from tpu_graphs.dataset import directory as directory_lib
   from tpu_graphs.input import loading
 
-  directory, size = directory_lib.open_directory(data), _SIZES[kind]['batch_size']
+  directory = directory_lib.open_directory(data)
+  size = _SIZES[kind]['batch_size']
   graphs = loading.load(
     directory, 'train', configs_per_module=_SIZES[kind]['chosen'], shuffle=True, epochs=None
   )
@@ -93,10 +93,8 @@ def by_tfgnn(data: str, kind: str) -> tf.data.Dataset:
     .map(lambda graph: graph.merge_batch_to_components(), num_parallel_calls=tf.data.AUTOTUNE)
   )
   largest = {name: each * size for name, each in directory.split('train').max_sizes.items()}
-  nodes, edges = (
-    {'op': 'ops', 'config_op': 'config_ops'},
-    {'operand': 'edges', 'configures': 'config_ops'},
-  )
+  nodes = {'op': 'ops', 'config_op': 'config_ops'}
+  edges = {'operand': 'edges', 'configures': 'config_ops'}
   constraints = tfgnn.SizeConstraints(
     total_num_components=size + 1,
     total_num_nodes={name: largest[nodes[name]] + 1 for name in merged.element_spec.node_sets_spec},
@@ -105,26 +103,24 @@ def by_tfgnn(data: str, kind: str) -> tf.data.Dataset:
   padding = tfgnn.FeatureDefaultValues(
     context={'config_id': tf.constant(loading.PADDING, tf.int64)}
   )
-  return merged.map(
+  padded = merged.map(
     lambda graph: tfgnn.pad_to_total_sizes(graph, constraints, padding_values=padding)[0],
     num_parallel_calls=tf.data.AUTOTUNE,
-  ).prefetch(tf.data.AUTOTUNE)
+  )
+  return padded.prefetch(tf.data.AUTOTUNE)
 
 
 def by_packs(**options) -> Callable[[str, str], tf.data.Dataset]:
-  """The batches of `tpu_graphs.input.batching` with these options."""
+  """Returns a function that makes the batches of `tpu_graphs.input.batching` with these options."""
 
   def make(data: str, kind: str) -> tf.data.Dataset:
     from tpu_graphs.input import batching
 
     sizes = _SIZES[kind]
-    return batching.batches(
-      data,
-      'train',
-      batching.BatchOptions(
-        batch_size=sizes['batch_size'], configs_per_module=sizes['chosen'], **options
-      ),
+    batch_options = batching.BatchOptions(
+      batch_size=sizes['batch_size'], configs_per_module=sizes['chosen'], **options
     )
+    return batching.batches(data, 'train', batch_options)
 
   return make
 
@@ -140,8 +136,14 @@ _WAYS: dict[str, Callable[[str, str], tf.data.Dataset]] = {
 
 
 def run(way: str, data: str, kind: str, number: int) -> dict[str, float]:
-  """Reads `number` batches on one core; seconds, and MB at most, of which some were there
-  before.
+  """Reads `number` batches on one core and measures it.
+
+  Returns:
+    ms: wall time per batch, in milliseconds.
+    cpu: time of computing per batch, in milliseconds.
+    modules: modules per batch.
+    fill: share of the ops that are not padding.
+    memory: the peak in MB, less the peak before.
   """
   os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
   import tensorflow as tf
@@ -151,7 +153,7 @@ def run(way: str, data: str, kind: str, number: int) -> dict[str, float]:
 
   @tf.function
   def consume(count: tf.Tensor) -> tf.Tensor:
-    sums = tf.zeros([3], tf.int32)  # Modules, ops of modules, ops.
+    sums = tf.zeros([3], tf.int32)  # Numbers of modules, ops of modules, and ops with padding.
     for _ in tf.range(count):
       graph = next(batches)
       sizes, first = graph.node_sets['op'].sizes, graph.context['config_id'][:, 0]
@@ -175,10 +177,10 @@ def run(way: str, data: str, kind: str, number: int) -> dict[str, float]:
 
 
 def table(kind: str, measured: dict[str, list[dict[str, float]]]) -> Iterator[str]:
-  """Lines of text: medians of what was measured of each way, with the extremes of the time."""
+  """Yields lines of text with the medians of each way, and the extremes of the time."""
   yield (
-    f'{kind:34} {"ms per batch":>24} {"times":>6} {"cpu ms":>8} {"times":>6} {"modules":>8} {"fill":>5} '
-    f'{"MB":>6}'
+    f'{kind:34} {"ms per batch":>24} {"times":>6} {"cpu ms":>8} {"times":>6} {"modules":>8} '
+    f'{"fill":>5} {"MB":>6}'
   )
   medians = {
     way: {name: statistics.median(result[name] for result in results) for name in results[0]}
@@ -187,14 +189,14 @@ def table(kind: str, measured: dict[str, list[dict[str, float]]]) -> Iterator[st
   for way, median in medians.items():
     times = [result['ms'] for result in measured[way]]
     spread = f'{median["ms"]:.2f} ({min(times):.2f}-{max(times):.2f})'
-    # Batches differ in their numbers of modules.
+    # The ways are compared per module, since batches differ in their numbers of modules.
     faster = [
       medians[_BASE][name] / medians[_BASE]['modules'] * median['modules'] / median[name]
       for name in ('ms', 'cpu')
     ]
     yield (
-      f'{way:34} {spread:>24} {faster[0]:6.1f} {median["cpu"]:8.2f} {faster[1]:6.1f} {median["modules"]:8.1f} '
-      f'{median["fill"]:5.0%} {median["memory"]:6,.0f}'
+      f'{way:34} {spread:>24} {faster[0]:6.1f} {median["cpu"]:8.2f} {faster[1]:6.1f} '
+      f'{median["modules"]:8.1f} {median["fill"]:5.0%} {median["memory"]:6,.0f}'
     )
 
 
@@ -205,7 +207,7 @@ def main() -> None:
   parser.add_argument('--kind', choices=list(_SIZES), action='append', help='default: both')
   parser.add_argument('--modules', type=int, help='number of modules')
   parser.add_argument(
-    '--batches', type=int, default=400, help='batches that are read; a fourth for layout'
+    '--batches', type=int, default=400, help='batches that are read; a quarter of them for layout'
   )
   parser.add_argument('--repeats', type=int, default=3, help='rounds')
   parser.add_argument(
@@ -232,22 +234,18 @@ def main() -> None:
       if not data.exists():
         shutil.rmtree(source, ignore_errors=True)
         write_modules(source, kind, modules)
-        subprocess.run(
-          [
-            sys.executable,
-            '-m',
-            'tpu_graphs',
-            'convert',
-            f'--input={source}',
-            f'--output={data}',
-            f'--collection={kind}:benchmark',
-            '--split=train',
-            '--num_shards=8',
-          ],
-          cwd=_ROOT,
-          check=True,
-          stdout=subprocess.DEVNULL,
-        )
+        command = [
+          sys.executable,
+          '-m',
+          'tpu_graphs',
+          'convert',
+          f'--input={source}',
+          f'--output={data}',
+          f'--collection={kind}:benchmark',
+          '--split=train',
+          '--num_shards=8',
+        ]
+        subprocess.run(command, cwd=_ROOT, check=True, stdout=subprocess.DEVNULL)
       number = args.batches if kind == 'tile' else max(args.batches // 4, 1)
       measured: dict[str, list[dict[str, float]]] = {way: [] for way in _WAYS}
       for _ in range(args.repeats):

@@ -6,10 +6,9 @@ import pathlib
 
 
 def peak() -> int:
-  """The most bytes that this process has held at a time.
+  """Returns the most bytes that this process has held at a time.
 
-  `ru_maxrss` is no such measure: a process that is started takes over that of the one that
-  starts it.
+  `ru_maxrss` does not measure this: a process starts with the `ru_maxrss` of its parent process.
   """
   for line in pathlib.Path('/proc/self/status').read_text(encoding='ascii').splitlines():
     name, _, value = line.partition(':')

@@ -26,14 +26,14 @@ from tpu_graphs.metrics import metrics
 def _jobs(
   configs: int, modules: int
 ) -> dict[str, tuple[str, Callable[[], tuple], Callable[..., Any]]]:
-  """Name -> what of, what makes its input, and what is measured."""
+  """Returns name -> description of the input, function that makes the input, measured function."""
   rng = np.random.default_rng(0)
 
   def module() -> tuple[np.ndarray, np.ndarray]:
-    runtimes = rng.integers(
-      10**9, 10**9 + configs, configs
-    )  # More than half of them occur more than once.
-    return runtimes, (runtimes + rng.normal(scale=configs / 2, size=configs)).astype(np.float32)
+    # More than half of the runtimes occur more than once.
+    runtimes = rng.integers(10**9, 10**9 + configs, configs)
+    noise = rng.normal(scale=configs / 2, size=configs)
+    return runtimes, (runtimes + noise).astype(np.float32)
 
   def values() -> tuple[np.ndarray]:
     return (rng.lognormal(size=modules),)
@@ -52,7 +52,7 @@ def _jobs(
 
 
 def _peak_memory(make: Callable[[], tuple], job: Callable[..., Any]) -> float:
-  """MiB that Python and NumPy hold at most at a time."""
+  """Returns the most MiB that Python and NumPy hold at a time."""
   tracemalloc.start()
   job(*make())
   peak = tracemalloc.get_traced_memory()[1]
@@ -70,9 +70,11 @@ def main() -> None:
   args = parser.parse_args()
   if min(args.configs, args.modules, args.repeats) < 1:
     parser.error('--configs, --modules and --repeats must be at least 1')
+  resamples = intervals.BootstrapOptions().resamples
   print(
-    f'{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}; Python {platform.python_version()}, NumPy '
-    f'{np.__version__}; {args.repeats} repeats; {intervals.BootstrapOptions().resamples:,} resamples'
+    f'{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}; '
+    f'Python {platform.python_version()}, NumPy {np.__version__}; {args.repeats} repeats; '
+    f'{resamples:,} resamples'
   )
   print(f'{"":20}{"":>20}{"best s":>9}{"median s":>10}{"peak MiB":>10}')
   for name, (what, make, job) in _jobs(args.configs, args.modules).items():
@@ -82,9 +84,9 @@ def main() -> None:
       start = time.perf_counter()
       job(*arguments)
       seconds.append(time.perf_counter() - start)
-    print(
-      f'{name:20}{what:>20}{min(seconds):9.3f}{statistics.median(seconds):10.3f}{_peak_memory(make, job):10.1f}'
-    )
+    median = statistics.median(seconds)
+    peak = _peak_memory(make, job)
+    print(f'{name:20}{what:>20}{min(seconds):9.3f}{median:10.3f}{peak:10.1f}')
 
 
 if __name__ == '__main__':

@@ -1,13 +1,12 @@
-"""Speed of ranking: configs per second by model and size of the module, in Python and by the
-exported model.
+"""Speed of ranking, in Python and with the exported model, for models and sizes of modules.
 
-  python -m benchmarks.rank                                   # the models by default; some ten
-  minutes python -m benchmarks.rank --model=LateJoinSAGE --kind=layout --ops=300,3000 --configs=1000
+  python -m benchmarks.rank    # the default models; some ten minutes
+  python -m benchmarks.rank --model=LateJoinSAGE --kind=layout --ops=300,3000 --configs=1000
 
-Modules are random; of the N ops of a layout module, N / 15 are configurable. `rank` is all that
-the command does for a module once the run is loaded. `tensors` and `records` are the signatures
-of the exported model, loaded again from its files; `records` gets three equal records at a time.
-All ways are measured by turns.
+Speeds are configs per second. Modules are random; of the N ops of a layout module, N / 15 are
+configurable. `rank` is all that the command does for a module after the run is loaded. `tensors`
+and `records` are the signatures of the exported model, loaded again from its files; `records` gets
+three equal records at a time. All ways are measured in turn.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ from tpu_graphs.modules import feature_choices
 from tpu_graphs.modules import module as module_lib
 
 _OPS = {'tile': (30, 300), 'layout': (300, 3000, 20_000)}
-_ROWS = 4_000_000  # Ops x configs of a module, unless --configs is given.
+_ROWS = 4_000_000  # The most ops x configs of a module, unless --configs is given.
 _MOST_CONFIGS = 2000
 _BATCH = 3
 
 
 def make_module(kind: str, ops: int, configs: int) -> module_lib.Module:
-  """A module of random features, in which each op has an edge from one before it."""
+  """Returns a module of random features, in which each op has an edge from an earlier op."""
   rng = np.random.default_rng(ops)
   unmeasured = np.full(configs, module_lib.UNMEASURED)
   if kind == 'tile':
@@ -71,10 +70,10 @@ def make_module(kind: str, ops: int, configs: int) -> module_lib.Module:
 
 
 def write_run(path: str, kind: str, model: str) -> None:
-  """Writes a run whose model has random weights, but the usual sizes."""
+  """Writes a run whose model has random weights and the usual sizes."""
   content = statistics_lib.Statistics.of(make_module(kind, 300, 20)).to_json()
   options = models.ModelOptions(model, kind)
-  runs.Writer(
+  writer = runs.Writer(
     path,
     config={},
     options=options,
@@ -82,7 +81,8 @@ def write_run(path: str, kind: str, model: str) -> None:
     statistics=content,
     choices=feature_choices.PUBLISHED,
     overwrite=False,
-  ).save(1)
+  )
+  writer.save(1)
 
 
 def ways(
@@ -90,7 +90,7 @@ def ways(
   signatures: Mapping[str, Callable[..., dict[str, tf.Tensor]]],
   module: module_lib.Module,
 ) -> dict[str, tuple[Callable[[], object], int]]:
-  """Name -> what scores all configs of a module, and how many times over."""
+  """Returns name -> function that scores all configs of a module, and how many times it does."""
   tensors = {name: tf.constant(array) for name, array in saved_model.arrays_of(module).items()}
   examples = tf.constant([records.encode_whole(module)] * _BATCH)
   return {
@@ -114,24 +114,26 @@ def main() -> None:
   parser.add_argument(
     '--ops', type=lambda text: [int(part) for part in text.split(',')], help='sizes of modules'
   )
-  parser.add_argument('--configs', type=int, help='of each module')
+  parser.add_argument('--configs', type=int, help='configs of each module')
   parser.add_argument('--repeats', type=int, default=3, help='repeats of each')
   args = parser.parse_args()
   print(
-    f'{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}; Python {platform.python_version()}, '
-    f'TensorFlow {tf.__version__}; median of {args.repeats}'
+    f'{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}; '
+    f'Python {platform.python_version()}, TensorFlow {tf.__version__}; median of {args.repeats}'
   )
   print(
-    f'{"kind":7} {"model":16} {"ops":>6} {"configs":>7}  configs/s: {"rank":>9} {"tensors":>9} {"records":>9}  '
-    f'{"peak MB":>7}'
+    f'{"kind":7} {"model":16} {"ops":>6} {"configs":>7}  configs/s: '
+    f'{"rank":>9} {"tensors":>9} {"records":>9}  {"peak MB":>7}'
   )
   for kind in args.kind or _OPS:
     for model in args.model or ('EarlyJoinSAGE', 'LateJoinSAGE', 'EarlyJoinResGCN', 'MLP'):
       with tempfile.TemporaryDirectory() as folder:
-        run, exported = os.path.join(folder, 'run'), os.path.join(folder, 'exported')
+        run = os.path.join(folder, 'run')
+        exported = os.path.join(folder, 'exported')
         write_run(run, kind, model)
         export_model.export_model(run=run, out=exported)
-        ranker, signatures = ranking.Ranker(run), tf.saved_model.load(exported).signatures
+        ranker = ranking.Ranker(run)
+        signatures = tf.saved_model.load(exported).signatures
         for ops in args.ops or _OPS[kind]:
           configs = args.configs or min(_ROWS // ops, _MOST_CONFIGS)
           jobs = ways(ranker, signatures, make_module(kind, ops, configs))
@@ -140,15 +142,17 @@ def main() -> None:
             for name, (job, _) in jobs.items():
               start = time.perf_counter()
               job()
-              if i:  # The first is for tracing and memory.
+              # The first repeat is for tracing and memory.
+              if i:
                 seconds[name].append(time.perf_counter() - start)
-          speeds = [
-            configs * times / statistics.median(seconds[name]) for name, (_, times) in jobs.items()
-          ]
+          texts = []
+          for name, (_, times) in jobs.items():
+            speed = configs * times / statistics.median(seconds[name])
+            texts.append(f'{speed:9,.0f}')
+          speeds = ' '.join(texts)
           peak = memory.peak() / 1e6
-          told = ' '.join(f'{speed:9,.0f}' for speed in speeds)
           print(
-            f'{kind:7} {model:16} {ops:6,} {configs:7,}             {told}  {peak:7,.0f}',
+            f'{kind:7} {model:16} {ops:6,} {configs:7,}             {speeds}  {peak:7,.0f}',
             flush=True,
           )
 

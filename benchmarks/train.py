@@ -1,17 +1,17 @@
-"""Speed and memory of training on tile modules, beside a naive formulation of the same mathematics.
+"""Speed and memory of training on tile modules, compared with a naive way to do the same.
 
   python -m benchmarks.train            # every model; some ten minutes
   python -m benchmarks.train --batch_size=100 --only=EarlyJoinSAGE
-  python -m benchmarks.train --quick    # EarlyJoinSAGE and the naive one, one round each
+  python -m benchmarks.train --quick    # EarlyJoinSAGE and the naive job, one round each
 
 Whole steps are measured, from records on disk to changed weights: modules of some 40 ops with 10
-configs each, 3 layers of 64 hidden units. Each job is a process of its own; they take steps by
-turns, so that all meet the same neighbours on the machine. `net MB` is a job's peak less what a
-process holds that has imported the same and is idle.
+configs each, 3 layers of 64 hidden units. Each job is a process of its own; the jobs take steps
+round-robin, so that all share the machine with the same other processes. `net MB` is a job's peak
+less the peak of an idle process with the same imports.
 
-The naive job trains EarlyJoinSAGE as it is written down: it parses and samples record by record,
-puts opcode embedding, features and config side by side for every op and config, and lets each
-layer gather and scatter anew.
+The naive job trains EarlyJoinSAGE, the same mathematics, as it is written down: it parses and
+samples record by record, concatenates opcode embedding, features and config for every op and
+config, and gathers and scatters again in each layer.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ _MODEL = 'EarlyJoinSAGE'
 _CONFIGS = 10
 _SIZES = parts.PartOptions(hidden=64, layers=3, opcode_embedding=64)
 _RECORDS = 1000
-_WARM_UP = 20  # Steps.
+_WARM_UP = 20  # Number of steps before the first measurement.
 
 
 class NaiveEarlyJoinSAGE(tf.keras.Model):
-  """EarlyJoinSAGE (see `baselines.models`) as it is written down, with Keras and TF-GNN alone."""
+  """The model EarlyJoinSAGE of `baselines.models` as written down, with Keras and TF-GNN alone."""
 
   def __init__(self, options: parts.PartOptions, statistics: parts.Statistics):
     super().__init__()
@@ -73,9 +73,8 @@ class NaiveEarlyJoinSAGE(tf.keras.Model):
     self.score = tf.keras.layers.Dense(1)
 
   def call(self, graph: tfgnn.GraphTensor) -> tf.Tensor:
-    config = tfgnn.broadcast_context_to_nodes(
-      graph, 'op', feature_value=self.normalize_config(graph.context['config_feat'])
-    )  # [N, K, 24]
+    config = self.normalize_config(graph.context['config_feat'])  # [B, K, 24]
+    config = tfgnn.broadcast_context_to_nodes(graph, 'op', feature_value=config)  # [N, K, 24]
     op = graph.node_sets['op']
     op = tf.concat([self.embed(op['opcode']), self.normalize_op(op['feat'])], axis=-1)  # [N, 204]
     op = tf.repeat(op[:, tf.newaxis], tf.shape(config)[1], axis=1)  # [N, K, 204]
@@ -89,7 +88,7 @@ class NaiveEarlyJoinSAGE(tf.keras.Model):
     return tf.squeeze(self.score(self.head(tf.concat(pooled, axis=-1))), axis=-1)
 
   def take_weights_of(self, model: tf.keras.Model) -> None:
-    """Takes over the weights of an EarlyJoinSAGE of the same sizes; both must be built."""
+    """Copies the weights of an EarlyJoinSAGE of the same sizes; both must be built."""
     for own, other in (
       (self.normalize_op, model._op_input._normalize),
       (self.embed, model._op_input._embed),
@@ -98,22 +97,20 @@ class NaiveEarlyJoinSAGE(tf.keras.Model):
       (self.score, model._head._score),
     ):
       own.set_weights(other.get_weights())
-    kernels = [
-      np.concatenate(
-        [part._project.kernels for part in (model._of_ops, model._of_configs)], axis=1
-      ),
-      *(layer._project.kernels for layer in model._layers),
-    ]
+    first = [model._of_ops._project.kernels, model._of_configs._project.kernels]
+    kernels = [np.concatenate(first, axis=1)]
+    kernels += [layer._project.kernels for layer in model._layers]
     for layer, own in zip(self.rounds, kernels, strict=True):
       for dense, kernel in zip((layer.itself, layer.operands, layer.consumers), own, strict=True):
         dense.kernel.assign(kernel)
-    for layer, activate in zip(
-      self.rounds, (model._activate, *(other._activate for other in model._layers)), strict=True
-    ):
+    activations = [model._activate] + [layer._activate for layer in model._layers]
+    for layer, activate in zip(self.rounds, activations, strict=True):
       layer.itself.bias.assign(activate.bias)
 
 
 class _NaiveSAGELayer(tf.keras.layers.Layer):
+  """A SAGE layer that gathers and scatters the states of all ops and configs."""
+
   def __init__(self, options: parts.PartOptions):
     super().__init__()
     self.itself = tf.keras.layers.Dense(options.hidden)
@@ -126,23 +123,21 @@ class _NaiveSAGELayer(tf.keras.layers.Layer):
       messages = tfgnn.broadcast_node_to_edges(graph, 'operand', sender, feature_value=state)
       return tfgnn.pool_edges_to_node(graph, 'operand', receiver, 'mean', feature_value=messages)
 
-    return tf.nn.relu(
-      self.itself(state)
-      + self.operands(mean(tfgnn.SOURCE, tfgnn.TARGET))
-      + self.consumers(mean(tfgnn.TARGET, tfgnn.SOURCE))
-    )
+    own = self.itself(state)
+    of_operands = self.operands(mean(tfgnn.SOURCE, tfgnn.TARGET))
+    of_consumers = self.consumers(mean(tfgnn.TARGET, tfgnn.SOURCE))
+    return tf.nn.relu(own + of_operands + of_consumers)
 
 
 def naive_batches(directory: directory_lib.DatasetDirectory, batch_size: int) -> tf.data.Dataset:
-  """Endless batches of merged graphs, each record parsed and sampled alone."""
+  """Returns endless batches of merged graphs; each record is parsed and sampled alone."""
   spec = schema.graph_spec(directory.kind)
 
   def sample(serialized: tf.Tensor) -> tfgnn.GraphTensor:
     graph = tfgnn.parse_single_example(spec, serialized)
     chosen = tf.random.shuffle(tf.range(loading.num_configs(graph)))[:_CONFIGS]
-    return loading.without_strings(
-      loading.decode(graph, directory.kind, chosen=chosen, pad_to=_CONFIGS)
-    )
+    decoded = loading.decode(graph, directory.kind, chosen=chosen, pad_to=_CONFIGS)
+    return loading.without_strings(decoded)
 
   paths = [os.path.join(directory.path, shard.name) for shard in directory.split('train').shards]
   records = tf.data.Dataset.from_tensor_slices(paths).interleave(
@@ -156,7 +151,7 @@ def naive_batches(directory: directory_lib.DatasetDirectory, batch_size: int) ->
 
 
 class NaiveTrainer:
-  """Trains `NaiveEarlyJoinSAGE` by single calls of a step."""
+  """A trainer of `NaiveEarlyJoinSAGE` that calls a function for each step."""
 
   def __init__(self, directory: directory_lib.DatasetDirectory, batch_size: int):
     self._batch_size = batch_size
@@ -182,7 +177,7 @@ class NaiveTrainer:
 
 
 class Trainer:
-  """Trains a model of `baselines`, epoch after epoch."""
+  """A trainer of a model of `baselines`, epoch after epoch."""
 
   def __init__(
     self, directory: directory_lib.DatasetDirectory, name: str, batch_size: int, *, static: bool
@@ -215,7 +210,8 @@ class Trainer:
 
 def write_dataset(folder: pathlib.Path) -> str:
   """Converts random tile modules; returns the dataset directory."""
-  from pipelines import convert  # Here, since the jobs do without Beam.
+  # The jobs, which are processes of their own, do without Beam.
+  from pipelines import convert
   from pipelines.conversion import options as options_lib
 
   raw = folder / 'raw' / 'train'
@@ -225,11 +221,9 @@ def write_dataset(folder: pathlib.Path) -> str:
     n, c = int(rng.integers(20, 61)), int(rng.integers(100, 301))
     edges = np.stack([np.arange(1, n), rng.integers(0, np.arange(1, n))], axis=1)
     edges = np.concatenate([edges, np.sort(rng.integers(0, n, (n // 4, 2)), axis=1)[:, ::-1]])
-    feat = np.where(
-      rng.random((n, features.NUM_NODE_FEATURES)) < 0.3,
-      rng.integers(0, 1000, (n, features.NUM_NODE_FEATURES)),
-      0,
-    )
+    is_set = rng.random((n, features.NUM_NODE_FEATURES)) < 0.3
+    values = rng.integers(0, 1000, (n, features.NUM_NODE_FEATURES))
+    feat = np.where(is_set, values, 0)
     np.savez(
       raw / f'{i}.npz',
       node_opcode=rng.integers(1, 100, n).astype(np.uint8),
@@ -250,8 +244,9 @@ def write_dataset(folder: pathlib.Path) -> str:
 
 
 def work(job: str, data: str, batch_size: int) -> None:
-  """A worker: for each line of input takes so many steps; prints seconds, CPU seconds, configs
-  and peak memory.
+  """Takes as many steps as each line of input says, and prints the cost, as a worker does.
+
+  A line of output holds seconds, CPU seconds, configs and peak memory in bytes.
   """
   directory = directory_lib.open_directory(data)
   if job not in (_IDLE, _NAIVE):
@@ -262,9 +257,8 @@ def work(job: str, data: str, batch_size: int) -> None:
   elif job == _NAIVE:
     take = NaiveTrainer(directory, batch_size).take
   else:
-    take = Trainer(
-      directory, job.removesuffix(_STATIC), batch_size, static=job.endswith(_STATIC)
-    ).take
+    name = job.removesuffix(_STATIC)
+    take = Trainer(directory, name, batch_size, static=job.endswith(_STATIC)).take
   print('ready', flush=True)
   for line in sys.stdin:
     start, cpu = time.perf_counter(), time.process_time()
@@ -278,10 +272,11 @@ class Worker:
   """A job in a process of its own.
 
   Attributes:
-    job: its name.
-    step_ms: of each round.
-    cpu_ms: of each round, per step; it tells more than the time where others use the machine too.
-    config_rate: configs per second of each round.
+    job: name of the job.
+    step_ms: milliseconds per step, in each round.
+    cpu_ms: milliseconds of computing per step, in each round; they say more than `step_ms` where
+      others use the machine too.
+    config_rate: configs per second, in each round.
     memory: peak in bytes.
   """
 
@@ -307,6 +302,7 @@ class Worker:
     self._take(_WARM_UP)
 
   def _take(self, steps: int) -> tuple[float, float, float]:
+    """Takes steps; returns seconds, CPU seconds and configs."""
     self._process.stdin.write(f'{steps}\n')
     self._process.stdin.flush()
     answer = self._process.stdout.readline()
@@ -316,35 +312,41 @@ class Worker:
     return seconds, cpu_seconds, configs
 
   def measure(self, steps: int) -> None:
+    """Measures a round of steps."""
     seconds, cpu_seconds, configs = self._take(steps)
     self.cpu_ms.append(cpu_seconds / steps * 1e3)
     self.step_ms.append(seconds / steps * 1e3)
     self.config_rate.append(configs / seconds)
 
   def close(self) -> None:
+    """Ends the process."""
     self._process.stdin.close()
     self._process.wait()
 
 
 def table(workers: Sequence[Worker], idle: Worker) -> Iterator[str]:
-  """Lines of text: medians, and how they compare with those of the naive job."""
+  """Yields lines of text with medians, and their ratios to the naive job."""
   naive = next(worker for worker in workers if worker.job == _NAIVE)
+  naive_median = statistics.median(naive.step_ms)
+  naive_rate = statistics.median(naive.config_rate)
+  naive_net = naive.memory - idle.memory
   yield (
-    f'{"":29} {"ms per step":>20} {"CPU":>5} {"steps/s":>8} {"configs/s":>10} {"of naive":>9} {"peak":>5} '
-    f'{"net of idle":>11} {"of":>5}'
+    f'{"":29} {"ms per step":>20} {"CPU":>5} {"steps/s":>8} {"configs/s":>10} {"of naive":>9} '
+    f'{"peak":>5} {"net of idle":>11} {"of":>5}'
   )
   yield (
-    f'{"job":29} {"min":>6} {"median":>6} {"max":>6} {"ms":>5} {"of naive":>8} {"":>10} {"":>9} {"MB":>5} '
-    f'{"MB":>11} {"naive":>5}'
+    f'{"job":29} {"min":>6} {"median":>6} {"max":>6} {"ms":>5} {"of naive":>8} {"":>10} {"":>9} '
+    f'{"MB":>5} {"MB":>11} {"naive":>5}'
   )
   for worker in workers:
-    rate, net = statistics.median(worker.config_rate), worker.memory - idle.memory
     median = statistics.median(worker.step_ms)
+    cpu = statistics.median(worker.cpu_ms)
+    rate = statistics.median(worker.config_rate)
+    net = worker.memory - idle.memory
     yield (
       f'{worker.job:29} {min(worker.step_ms):6.1f} {median:6.1f} {max(worker.step_ms):6.1f} '
-      f'{statistics.median(worker.cpu_ms):5.1f} {statistics.median(naive.step_ms) / median:7.2f}x {rate:10,.0f} '
-      f'{rate / statistics.median(naive.config_rate):8.2f}x {worker.memory / 1e6:5,.0f} {net / 1e6:11,.0f} '
-      f'{net / (naive.memory - idle.memory):4.2f}x'
+      f'{cpu:5.1f} {naive_median / median:7.2f}x {rate:10,.0f} {rate / naive_rate:8.2f}x '
+      f'{worker.memory / 1e6:5,.0f} {net / 1e6:11,.0f} {net / naive_net:4.2f}x'
     )
 
 
@@ -355,7 +357,9 @@ def main() -> None:
   parser.add_argument('--batch_size', type=int, default=10, help='modules per step')
   parser.add_argument('--steps', type=int, default=100, help='steps per round')
   parser.add_argument('--rounds', type=int, default=7, help='rounds of all jobs')
-  parser.add_argument('--only', default='', help='measures only models with this in their name')
+  parser.add_argument(
+    '--only', default='', help='measures only models with this text in their name'
+  )
   parser.add_argument('--quick', action='store_true', help=f'one short round of {_MODEL} alone')
   parser.add_argument('--job', help=argparse.SUPPRESS)
   parser.add_argument('--data', help=argparse.SUPPRESS)
@@ -368,22 +372,23 @@ def main() -> None:
   with tempfile.TemporaryDirectory() as folder:
     data = write_dataset(pathlib.Path(folder))
     print(
-      f'{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}; Python {platform.python_version()}, '
-      f'TensorFlow {tf.__version__}, TF-GNN {tfgnn.__version__}; {rounds} rounds of {steps} steps of '
+      f'{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}; '
+      f'Python {platform.python_version()}, TensorFlow {tf.__version__}, '
+      f'TF-GNN {tfgnn.__version__}; {rounds} rounds of {steps} steps of '
       f'{args.batch_size} modules with {_CONFIGS} configs; {_SIZES}',
       flush=True,
     )
     idle = Worker(_IDLE, data, args.batch_size)
-    workers = [
-      Worker(job, data, args.batch_size)
-      for job in (_NAIVE, *names, *(name + _STATIC for name in names if name == _MODEL))
-    ]
+    jobs = [_NAIVE, *names]
+    if _MODEL in names:
+      jobs.append(_MODEL + _STATIC)
+    workers = [Worker(job, data, args.batch_size) for job in jobs]
     try:
       for number in range(1, rounds + 1):
         for worker in workers:
           worker.measure(steps)
-        told = '  '.join(f'{worker.job} {worker.step_ms[-1]:.1f} ms' for worker in workers)
-        print(f'round {number}/{rounds}: {told}', file=sys.stderr, flush=True)
+        times = '  '.join(f'{worker.job} {worker.step_ms[-1]:.1f} ms' for worker in workers)
+        print(f'round {number}/{rounds}: {times}', file=sys.stderr, flush=True)
       print(*table(workers, idle), sep='\n')
     finally:
       for worker in (idle, *workers):

@@ -1,9 +1,9 @@
-"""Converts programs (TpuGraphs npz files, HLO protobufs or text) into a dataset directory of
-GraphTensor records.
+"""Converts programs (TpuGraphs npz files, HLO protobufs or text) into a dataset directory.
 
   python pipelines/convert.py --collection=tile:xla --input='raw/*.npz' --output=data/tile
 
-Options of Apache Beam go behind a bare `--`. The output directory is described in docs/formats.md.
+The directory holds GraphTensor records; docs/formats.md describes it. Options of Apache Beam go
+behind a bare `--`.
 """
 
 from __future__ import annotations
@@ -33,18 +33,20 @@ from tpu_graphs.modules import reduction
 from tpu_graphs.modules import selection
 from tpu_graphs.sources import dumps
 
-_BYTES_PER_SHARD = 8 << 20  # Of compressed input; the default for the number of shards.
+# The default number of shards gives each shard so many bytes of compressed input.
+_BYTES_PER_SHARD = 8 << 20
 
 
 @contextlib.contextmanager
 def _interrupt_kept() -> Iterator[None]:
-  """Ctrl-C inside the block ends it by KeyboardInterrupt, also where Beam makes another error of
-  one, or hides it.
+  """Makes Ctrl-C inside the block end it with KeyboardInterrupt.
+
+  Beam may otherwise hide the KeyboardInterrupt, or replace it with another error.
   """
-  ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # And nobody else's.
-  if (
-    not ours or threading.current_thread() is not threading.main_thread()
-  ):  # There alone signals arrive.
+  is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+  is_main_thread = threading.current_thread() is threading.main_thread()
+  # A handler of somebody else is left alone, and only the main thread receives signals.
+  if not is_default or not is_main_thread:
     yield
     return
   seen = []
@@ -77,23 +79,24 @@ def convert(
   """Runs a conversion to its end.
 
   Args:
-    inputs: files, globs or directories; see `find_inputs`.
-    directory: the dataset directory to write.
-    options: what decides its content.
-    overwrite: replace a dataset that exists. It is removed at the start.
-    beam_args: options of Apache Beam.
+    inputs: Files, globs or directories; see `inputs.find_inputs`.
+    directory: Path of the dataset directory to write.
+    options: Options that decide the content of the directory.
+    overwrite: Whether to replace an existing dataset. It is removed at the start.
+    beam_args: Options of Apache Beam.
 
   Returns:
     The manifest.
 
   Raises:
-    InputError: input, output or options cannot be used. Nothing is left in `directory` then, if
-      it can be removed.
+    InputError: input, output or options cannot be used. Everything in `directory` that can be
+      removed is removed then.
   """
   beam_lib.check_file_system('--output', directory)
   found = inputs_lib.find_inputs(inputs, options.collection, options.hlo_stage)
   if options.num_shards is None:
-    options = dataclasses.replace(options, num_shards=-(-max(found.bytes, 1) // _BYTES_PER_SHARD))
+    num_shards = -(-max(found.bytes, 1) // _BYTES_PER_SHARD)
+    options = dataclasses.replace(options, num_shards=num_shards)
   pipeline = beam_lib.pipeline(beam_args, input_bytes=found.bytes)
   request = {'collection': options.collection, 'inputs': sorted(inputs), **options.to_json()}
   output.begin(directory, request=request, overwrite=overwrite)
@@ -106,7 +109,8 @@ def convert(
     with _interrupt_kept():
       pipeline.run().wait_until_finish()
   except Exception as error:
-    if reported := output.abandon(directory) or output.write_error_in(error):
+    reported = output.abandon(directory) or output.write_error_in(error)
+    if reported:
       raise reported from error
     raise
   output.end(directory)
@@ -120,9 +124,9 @@ def _define_flags(flag_values) -> None:
   flags.DEFINE_multi_string(
     'input',
     None,
-    'Files, globs or folders of npz or pb files, separated by commas or in '
-    'several --input; a folder may be the root of a TpuGraphs tree, or what XLA wrote with '
-    '--xla_dump_to. HLO text is read as well, where it is named or matched by a glob.',
+    'Files, globs or folders of npz or pb files, separated by commas or in several --input; a '
+    'folder may be the root of a TpuGraphs tree, or a dump that XLA wrote with --xla_dump_to. HLO '
+    'text is read as well if it is named or matches a glob.',
     flag_values=flag_values,
   )
   flags.DEFINE_string('output', None, 'Dataset directory to write.', flag_values=flag_values)
@@ -136,21 +140,21 @@ def _define_flags(flag_values) -> None:
     'split',
     None,
     module_lib.SPLITS,
-    'Split for all modules. Default: the folder (train, valid or '
-    'test) that a file lies in, else a hash of its graph.',
+    'Split for all modules. Default: the folder (train, valid or test) that a file lies in, or '
+    'otherwise a hash of its graph.',
     flag_values=flag_values,
   )
   flags.DEFINE_enum(
     'hlo_stage',
     'after',
     dumps.STAGES,
-    'Which programs of an XLA dump: after or before the passes of the compiler, or all.',
+    'Programs of an XLA dump to read: after or before the passes of the compiler, or all.',
     flag_values=flag_values,
   )
   flags.DEFINE_integer(
     'num_shards',
     None,
-    'Files per split. Default: by the size of the input.',
+    'Files per split. Default: depends on the size of the input.',
     lower_bound=1,
     flag_values=flag_values,
   )
@@ -165,7 +169,7 @@ def _define_flags(flag_values) -> None:
   flags.DEFINE_integer(
     'max_record_bytes',
     defaults.max_bytes,
-    'The same by size.',
+    'Modules with more bytes become several records.',
     lower_bound=1,
     flag_values=flag_values,
   )
@@ -173,14 +177,14 @@ def _define_flags(flag_values) -> None:
     'on_error',
     'fail',
     ['fail', 'skip'],
-    'Whether to stop at an input that cannot be used, or to list it in rejected.jsonl and go on.',
+    'Stop at an input that cannot be used, or list it in rejected.jsonl and continue.',
     flag_values=flag_values,
   )
   flags.DEFINE_float(
     'max_rejected_fraction',
     1.0,
-    'With --on_error=skip: fail, with nothing written but the list of '
-    'them, where more than this share of the input files cannot be used.',
+    'With --on_error=skip: fail if more than this share of the input files cannot be used, and '
+    'write nothing but the list of these files.',
     lower_bound=0.0,
     upper_bound=1.0,
     flag_values=flag_values,
@@ -188,14 +192,14 @@ def _define_flags(flag_values) -> None:
   flags.DEFINE_integer(
     'max_array_bytes',
     module_lib.DEFAULT_MAX_ARRAY_BYTES,
-    'Input with a larger array cannot be used.',
+    'An input with a larger array cannot be used.',
     lower_bound=1,
     flag_values=flag_values,
   )
   flags.DEFINE_integer(
     'max_configs',
     None,
-    'Keep a sample of the configs of modules with more.',
+    'Keep only a sample of the configs of modules with more configs.',
     lower_bound=1,
     flag_values=flag_values,
   )
@@ -203,23 +207,23 @@ def _define_flags(flag_values) -> None:
     'config_sampling',
     'uniform',
     selection.SAMPLINGS,
-    'The sample: at random, evenly over the ranks '
-    'of the runtimes, or at random with a preference for the fastest.',
+    'Choose the sample at random, evenly over the ranks of the runtimes, or at random with a '
+    'preference for the fastest.',
     flag_values=flag_values,
   )
   flags.DEFINE_enum(
     'dedup_configs',
     'off',
     selection.DEDUPS,
-    'Keep one of several configs with the same features: the '
-    'first, that with the least runtime, or the first with the mean runtime.',
+    'Keep one of several configs with the same features: the first, the one with the least '
+    'runtime, or the first with the mean runtime.',
     flag_values=flag_values,
   )
   flags.DEFINE_integer(
     'keep_hops',
     None,
-    'Layout only: keep of each graph the ops that are at most so many edges, in '
-    'either direction, from a configurable op.',
+    'Layout only: keep the ops of each graph that are at most so many edges, in either direction, '
+    'from a configurable op.',
     lower_bound=0,
     flag_values=flag_values,
   )
@@ -227,24 +231,23 @@ def _define_flags(flag_values) -> None:
     'rest',
     None,
     reduction.RESTS,
-    'With --keep_hops: drop (the default) leaves the other ops out, '
-    'summary merges those of each computation into one op.',
+    'With --keep_hops: drop (the default) leaves the other ops out, summary merges the other ops '
+    'of each computation into one op.',
     flag_values=flag_values,
   )
   flags.DEFINE_enum(
     'layout_padding',
     '0',
     list(map(str, feature_choices.LAYOUT_PADDINGS)),
-    'Fills the unused ones of '
-    'the node features layout_minor_to_major: 0 as published, -1 to tell "no dimension" from '
-    '"dimension 0".',
+    'Value of the unused node features layout_minor_to_major: 0 as published, -1 to distinguish '
+    '"no dimension" from "dimension 0".',
     flag_values=flag_values,
   )
   flags.DEFINE_multi_string(
     'extra_features',
     None,
-    'package.module:attribute of node features of your own, a function '
-    'under @feature_choices.node_features. May be given several times.',
+    'Your own node features as package.module:attribute, a function under '
+    '@feature_choices.node_features. May be given several times.',
     flag_values=flag_values,
   )
   flags.DEFINE_integer(
@@ -258,7 +261,7 @@ def _define_flags(flag_values) -> None:
   flags.DEFINE_bool(
     'overwrite',
     False,
-    'Replace a dataset that exists; it is removed at the start.',
+    'Replace an existing dataset; it is removed at the start.',
     flag_values=flag_values,
   )
   for name in ('input', 'output', 'collection'):
@@ -266,6 +269,21 @@ def _define_flags(flag_values) -> None:
 
 
 def _job(flag_values, beam_args: list[str]) -> int:
+  configs = selection.ConfigSelection(
+    max_configs=flag_values.max_configs,
+    sampling=flag_values.config_sampling,
+    dedup=flag_values.dedup_configs,
+    seed=flag_values.seed,
+  )
+  record_options = records.RecordOptions(
+    max_configs=flag_values.max_configs_per_record,
+    max_bytes=flag_values.max_record_bytes,
+    seed=flag_values.seed,
+  )
+  choices = feature_choices.FeatureChoices(
+    layout_padding=int(flag_values.layout_padding),
+    extra=tuple(feature_choices.load(source) for source in flag_values.extra_features or ()),
+  )
   options = options_lib.ConvertOptions(
     collection=flag_values.collection,
     split=flag_values.split,
@@ -276,21 +294,9 @@ def _job(flag_values, beam_args: list[str]) -> int:
     rest=flag_values.rest,
     max_rejected_fraction=flag_values.max_rejected_fraction,
     max_array_bytes=flag_values.max_array_bytes,
-    configs=selection.ConfigSelection(
-      max_configs=flag_values.max_configs,
-      sampling=flag_values.config_sampling,
-      dedup=flag_values.dedup_configs,
-      seed=flag_values.seed,
-    ),
-    records=records.RecordOptions(
-      max_configs=flag_values.max_configs_per_record,
-      max_bytes=flag_values.max_record_bytes,
-      seed=flag_values.seed,
-    ),
-    choices=feature_choices.FeatureChoices(
-      layout_padding=int(flag_values.layout_padding),
-      extra=tuple(feature_choices.load(source) for source in flag_values.extra_features or ()),
-    ),
+    configs=configs,
+    records=record_options,
+    choices=choices,
   )
   start = time.monotonic()
   inputs = [name for names in flag_values.input for name in names.split(',')]
@@ -301,7 +307,8 @@ def _job(flag_values, beam_args: list[str]) -> int:
     overwrite=flag_values.overwrite,
     beam_args=beam_args,
   )
-  print(f'{manifest.collection} -> {flag_values.output} in {time.monotonic() - start:.1f} s')
+  seconds = time.monotonic() - start
+  print(f'{manifest.collection} -> {flag_values.output} in {seconds:.1f} s')
   print(description.describe(manifest))
   return 0
 

@@ -16,21 +16,21 @@ from tests import testing
 from tpu_graphs.hlo import implementations
 from tpu_graphs.modules import module as module_lib
 
-# TensorFlow may import JAX, which sets this to '1' where it is unset: the commands that tests start
-# would inherit that and print TensorFlow's log, as they do in no shell.
+# TensorFlow may import JAX, which sets this to '1' where it is unset. The commands that tests start
+# would inherit the value and print TensorFlow's log, which they do not in a shell.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 
 def pytest_configure(config):
-  # pytest-xdist would begin with the files that hold the most tests, which are not those that take
-  # the longest.
+  # pytest-xdist would begin with the files with the most tests, but other files take the longest.
   config.option.loadscopereorder = False
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-  """Begins with files of slow tests, then of many, so that no process is left alone with a long
-  one at the end.
+  """Sorts the test files: first files with slow tests, then files with many tests.
+
+  A long file at the end would leave all processes but one idle.
   """
   slow = {item.path for item in items if item.get_closest_marker('slow')}
   count = collections.Counter(item.path for item in items)
@@ -38,9 +38,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-  """Saves a tenth of the time: what was imported stays, so that no garbage collection need go
-  through it again.
-  """
+  """Saves a tenth of the time: garbage collections skip the imported modules, which stay anyway."""
   gc.collect()
   gc.freeze()
   gc.set_threshold(50_000, 20, 20)
@@ -67,12 +65,10 @@ def kind(request):
 
 @pytest.fixture(scope='session')
 def built(tmp_path_factory) -> tuple[pathlib.Path, pathlib.Path]:
-  """The sdist, and the wheel built from the sdist; the processes of pytest-xdist build them
-  once.
-  """
+  """Returns the sdist, and the wheel built from it; all processes of pytest-xdist share them."""
   folder = tmp_path_factory.getbasetemp()
   if 'PYTEST_XDIST_WORKER' in os.environ:
-    folder = folder.parent  # That of all processes.
+    folder = folder.parent  # The processes share this folder.
   out = folder / 'dist'
   with open(folder / 'dist.lock', 'wb') as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -101,7 +97,7 @@ def _build(source: pathlib.Path, out: pathlib.Path) -> None:
 def each_run_loaded_once():
   """Saves seconds per command: building, restoring and tracing the same model again."""
   from baselines import scoring
-  from baselines.serving import ranking  # Here, since only some tests need it.
+  from baselines.serving import ranking  # Imported here, since only some tests need it.
   from baselines.training import runs
 
   with pytest.MonkeyPatch.context() as patch:
@@ -113,16 +109,17 @@ def each_run_loaded_once():
 
 @pytest.fixture(scope='session')
 def pipelines_made():
-  """What was asked of `batching.batches` -> its answer."""
+  """Returns a dict from the arguments of `batching.batches` to the pipeline it returned."""
   return {}
 
 
 @pytest.fixture
 def each_pipeline_made_once(pipelines_made, monkeypatch):
-  """Saves seconds per training and evaluation: tracing the same input pipeline again. It can be
-  read many times.
+  """Saves seconds per training and evaluation: tracing the same input pipeline again.
+
+  An input pipeline can be read many times.
   """
-  from tpu_graphs.input import batching  # Here, since only some tests need it.
+  from tpu_graphs.input import batching  # Imported here, since only some tests need it.
 
   batches = batching.batches
 

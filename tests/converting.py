@@ -1,4 +1,4 @@
-"""Helpers of the tests of pipelines.convert: inputs, runs, and what they wrote."""
+"""Helpers for the tests of pipelines.convert: inputs, runs, and the files that they wrote."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def save(path, arrays):
 
 
 def save_tiles(folder, number, **kwargs):
-  """Tile files whose graphs, features and numbers of configs all differ."""
+  """Writes tile files whose graphs, features and numbers of configs all differ."""
   return [
     save(folder / f'm{i}.npz', testing.tile_arrays(n=2 + i % 7, c=1 + i % 5, seed=i, **kwargs))
     for i in range(number)
@@ -50,7 +50,7 @@ def run(inputs, directory, opts, **kwargs):
 
 
 def tree(directory):
-  """Name -> content of all files."""
+  """Returns name -> content of all files."""
   return {
     str(path.relative_to(directory)): path.read_bytes()
     for path in directory.rglob('*')
@@ -59,7 +59,10 @@ def tree(directory):
 
 
 def read_shard(path):
-  """The records of a TFRecord file, by the format's description: length, its crc, data, its crc."""
+  """Returns the records of a TFRecord file.
+
+  The format is: length, CRC of the length, data, CRC of the data.
+  """
   found, data = [], path.read_bytes()
   while data:
     (length,) = struct.unpack('<Q', data[:8])
@@ -73,7 +76,7 @@ def read_split(directory, split):
 
 
 def read_all(directory):
-  """Split -> multiset of records."""
+  """Returns split -> multiset of records."""
   splits = {
     split: collections.Counter(read_split(directory, split)) for split in ('train', 'valid', 'test')
   }
@@ -81,7 +84,7 @@ def read_all(directory):
 
 
 def in_memory(paths, opts):
-  """What `read_all` should give, and the merged statistics of train."""
+  """Returns the expected result of `read_all`, and the merged statistics of train."""
   splits, total = collections.defaultdict(collections.Counter), None
   for path in sorted(paths):
     for module in readers.from_file(path, kind=opts.kind).modules:
@@ -103,7 +106,7 @@ def assert_close(found, expected):
 
 
 def parse(record):
-  """Feature -> list of values."""
+  """Returns feature -> list of values."""
   import tensorflow as tf
 
   example = tf.train.Example.FromString(record)

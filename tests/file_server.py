@@ -1,5 +1,6 @@
-"""An HTTP server on this machine for tests of downloads, with every fault that a server or a
-connection may have.
+"""An HTTP server on this machine for tests of downloads.
+
+It can have every fault that a server or a connection may have.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ import threading
 
 @dataclasses.dataclass
 class Site:
-  """What the server holds, how it behaves, and what was asked of it.
+  """The files of the server, its behaviour, and the requests it received.
 
   Attributes:
-    url: of the server.
-    files: name -> content.
-    etags: name -> ETag; a file without one has no version at all.
+    url: the server's URL.
+    files: the content of each file by its name.
+    etags: the ETag of each file by its name; a file without an ETag has no version at all.
     ranges: whether the server understands Range.
-    faults: what befalls the next GET requests, one after the other; None is nothing.
-    head_faults: the same for HEAD requests.
-    requests: (method, name, Range header) of each request.
+    faults: the faults of the next GET requests, one after the other; None is no fault.
+    head_faults: the faults of the next HEAD requests.
+    requests: the method, name and Range header of each request.
   """
 
   url: str = ''
@@ -35,7 +36,7 @@ class Site:
   requests: list[tuple[str, str, str | None]] = dataclasses.field(default_factory=list)
 
   def put(self, name: str, content: bytes, etag: str = '"1"') -> None:
-    """Puts a file there, or another in its place."""
+    """Adds or replaces a file."""
     self.files[name], self.etags[name] = content, etag
 
   @property
@@ -72,11 +73,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """Sends the file.
 
     Args:
-      send: number of bytes after which the connection breaks.
-      lie: by how much Content-Length is wrong.
-      part: whether to send the range that is asked for; None does so if the site knows ranges
-        and versions agree.
-      headers: more of them.
+      send: the number of bytes after which the connection breaks.
+      lie: the error of Content-Length in bytes.
+      part: whether to send the range that is asked for; None does so if the site understands
+        ranges and versions agree.
+      headers: further headers.
     """
     name = self.path.lstrip('/')
     if name not in self.site.files:
@@ -103,23 +104,23 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def status(code: int) -> Callable[[Handler], None]:
-  """The fault that the request is answered by an HTTP status."""
+  """Returns the fault that the request is answered with an HTTP status."""
   return lambda handler: handler.send_error(code)
 
 
 def broken(send: int) -> Callable[[Handler], None]:
-  """The fault that the connection breaks after some bytes of the content."""
+  """Returns the fault that the connection breaks after `send` bytes of the content."""
   return lambda handler: handler.answer(send=send)
 
 
 def hang_up(handler: Handler) -> None:
-  """The fault that the connection is closed without an answer."""
+  """Closes the connection without an answer: a fault."""
   handler.connection.close()
 
 
 @contextlib.contextmanager
 def serve() -> Iterator[Site]:
-  """A site that is up inside the block."""
+  """Yields a site that is up inside the block."""
   site = Site()
   handler = type('SiteHandler', (Handler,), {'site': site})
   with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:

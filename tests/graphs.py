@@ -24,7 +24,7 @@ K = 6
 
 
 def module(kind, n=5, c=K, seed=0, **over):
-  """A module of `n` ops in a row with `c` configs."""
+  """Returns a module of `n` ops in a row with `c` configs."""
   if kind == 'layout':
     over = {'nc': min(n, 3), **over}
   arrays = testing.arrays(kind, n=n, c=c, seed=seed, **over)
@@ -35,13 +35,13 @@ def module(kind, n=5, c=K, seed=0, **over):
 
 
 def batch(modules, size=K, pad_to=None):
-  """The modules as one GraphTensor with their configs padded to `size`."""
+  """Returns the modules as one GraphTensor with their configs padded to `size`."""
   (found,) = batches(modules, len(modules), size, pad_to)
   return found
 
 
 def batches(modules, batch_size, size=K, pad_to=None):
-  """The modules as GraphTensors of `batch_size` each, with their configs padded to `size`."""
+  """Returns the modules as GraphTensors of `batch_size` each, with configs padded to `size`."""
   return _batches(
     modules[0].kind, tuple(map(records.encode_whole, modules)), batch_size, size, _Hashed(pad_to)
   )
@@ -49,8 +49,9 @@ def batches(modules, batch_size, size=K, pad_to=None):
 
 @dataclasses.dataclass(frozen=True)
 class _Hashed:
-  """Makes a split a key by its content: all models are tried on the same batches, which are slow
-  to make.
+  """A split that is hashed by its content, as a key of a cache.
+
+  All models are tried on the same batches, which are slow to make.
   """
 
   split: manifest_lib.Split | None
@@ -62,25 +63,20 @@ class _Hashed:
 @functools.lru_cache(maxsize=200)
 def _batches(kind, data, batch_size, size, pad_to):
   spec = schema.graph_spec(kind)
-  graphs = []  # Made one by one: tf.data would take seconds to prepare for each batch.
+  graphs = []  # Graphs are made one by one: tf.data would take seconds to prepare for each batch.
   for record in data:
     graph = tfgnn.parse_single_example(spec, record)
     chosen = tf.range(loading.num_configs(graph))
     graphs.append(loading.without_strings(loading.decode(graph, kind, chosen=chosen, pad_to=size)))
-  merged = [
-    _merged(graphs[start : start + batch_size]) for start in range(0, len(graphs), batch_size)
-  ]
-  return (
-    merged
-    if pad_to.split is None
-    else [_padded(graph, batch_size, pad_to.split) for graph in merged]
-  )
+  starts = range(0, len(graphs), batch_size)
+  merged = [_merged(graphs[start : start + batch_size]) for start in starts]
+  if pad_to.split is None:
+    return merged
+  return [_padded(graph, batch_size, pad_to.split) for graph in merged]
 
 
 def _padded(graph, batch_size, largest):
-  """The same with one component more, in the shapes of any batch of such modules as in the split
-  `largest`.
-  """
+  """Pads a graph by one component, to the shapes of any batch of modules of the split `largest`."""
   sizes = {name: size * batch_size for name, size in largest.max_sizes.items()}
   # tfgnn wants a spare component, and spare nodes for the edges that are padding.
   constraints = tfgnn.SizeConstraints(
@@ -103,7 +99,7 @@ def _padded(graph, batch_size, largest):
 
 
 def _merged(graphs):
-  """Scalar GraphTensors of a component each as one of several."""
+  """Merges scalar GraphTensors of one component each into one GraphTensor."""
   first = graphs[0]
   starts = {
     name: np.cumsum([0, *(int(graph.node_sets[name].total_size) for graph in graphs)])
@@ -145,7 +141,7 @@ def _merged(graphs):
 
 
 def split(modules):
-  """A split with room for each of the modules."""
+  """Returns a split with room for each of the modules."""
   sizes = {
     'ops': max(m.num_ops for m in modules),
     'edges': max(m.num_edges for m in modules),
@@ -156,14 +152,14 @@ def split(modules):
 
 
 def column_statistics(kind):
-  """Statistics over a few modules, as they are stored."""
+  """Returns statistics over a few modules, as they are stored."""
   return statistics.merge_all(
     statistics.Statistics.of(module(kind, seed=seed)) for seed in range(4)
   ).to_json()
 
 
 def fresh_model(name, kind, options=PARTS):
-  """A model as it is before training."""
+  """Returns a model as it is before training."""
   tf.keras.utils.set_random_seed(0)
   return models.build(
     models.ModelOptions(name, kind, options), statistics.parse(column_statistics(kind))
@@ -171,8 +167,9 @@ def fresh_model(name, kind, options=PARTS):
 
 
 def model(name, kind, options=PARTS):
-  """A model whose weights are all random, biases too, which begin with 0 and would hide
-  mistakes.
+  """Returns a model whose weights are all random.
+
+  Biases begin with 0, which would hide mistakes.
   """
   built = fresh_model(name, kind, options)
   rng = np.random.default_rng(1)

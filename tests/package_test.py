@@ -1,4 +1,4 @@
-"""Tests of what setup.py packs."""
+"""Tests of the files and metadata that setup.py packs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 def packed_files() -> set[str]:
-  """Files of the checkout that must be in the wheel."""
+  """Returns the files of the checkout that must be in the wheel."""
   patterns = (
     *(f'{package}/**/*.py' for package in testing.PACKAGES),
     'tpu_graphs/**/*.pyi',
@@ -35,7 +35,7 @@ def packed_files() -> set[str]:
   return {path.relative_to(ROOT).as_posix() for pattern in patterns for path in ROOT.glob(pattern)}
 
 
-def test_the_checkout_has_what_these_tests_look_for():
+def test_packed_files_are_found_in_the_checkout():
   files = packed_files()
   assert {
     'tpu_graphs/cli.py',
@@ -59,7 +59,7 @@ def test_wheel_holds_the_three_packages_and_their_data(built):
   assert names - extension == packed_files()
 
 
-def test_sdist_holds_the_same_and_what_a_build_needs(built):
+def test_sdist_holds_the_same_and_the_sources_of_a_build(built):
   with tarfile.open(built[0]) as sdist:
     names = {name.partition('/')[2] for name in sdist.getnames()}
   sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / NATIVE).iterdir()}

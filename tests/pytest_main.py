@@ -7,12 +7,15 @@ import pytest
 
 
 def main(args: list[str]) -> int:
-  report = os.environ.get('XML_OUTPUT_FILE')  # Where Bazel wants the results.
-  code = pytest.main(
-    ['-p', 'no:cacheprovider', *([f'--junitxml={report}'] if report else []), *args]
-  )
+  options = ['-p', 'no:cacheprovider']
+  report = os.environ.get('XML_OUTPUT_FILE')  # Bazel wants the results in this file.
+  if report:
+    options.append(f'--junitxml={report}')
+  code = pytest.main([*options, *args])
   # A file may hold only tests that `-m` leaves out.
-  return 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED and '-m' in args else int(code)
+  if code == pytest.ExitCode.NO_TESTS_COLLECTED and '-m' in args:
+    return 0
+  return int(code)
 
 
 if __name__ == '__main__':

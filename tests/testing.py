@@ -12,7 +12,7 @@ import pytest
 from tpu_graphs import errors
 from tpu_graphs.sources import npz
 
-# What setup.py packs, and what it needs beside.
+# The packages that setup.py packs, and the other files that it needs.
 PACKAGES = ('tpu_graphs', 'pipelines', 'baselines')
 METADATA_FILES = (
   'CHANGELOG.md',
@@ -47,8 +47,9 @@ needs_shared = pytest.mark.skipif(
 
 
 def tile_arrays(n=4, c=6, seed=0, **over) -> dict[str, np.ndarray]:
-  """Arrays of a tiny valid tile npz; `name=None` leaves an array out, any other value replaces
-  it.
+  """Returns the arrays of a tiny valid tile npz.
+
+  `name=None` leaves an array out, any other value replaces it.
   """
   rng = np.random.default_rng(seed)
   own = {
@@ -59,8 +60,9 @@ def tile_arrays(n=4, c=6, seed=0, **over) -> dict[str, np.ndarray]:
 
 
 def layout_arrays(n=4, c=6, nc=2, seed=0, **over) -> dict[str, np.ndarray]:
-  """Arrays of a tiny valid layout npz; `name=None` leaves an array out, any other value replaces
-  it.
+  """Returns the arrays of a tiny valid layout npz.
+
+  `name=None` leaves an array out, any other value replaces it.
   """
   rng = np.random.default_rng(seed)
   own = {
@@ -72,21 +74,21 @@ def layout_arrays(n=4, c=6, nc=2, seed=0, **over) -> dict[str, np.ndarray]:
 
 
 def arrays(kind, n=4, c=6, seed=0, nc=2, **over) -> dict[str, np.ndarray]:
-  """`tile_arrays`, or `layout_arrays` with `nc` configurable ops."""
+  """Returns `tile_arrays`, or `layout_arrays` with `nc` configurable ops."""
   if kind == 'tile':
     return tile_arrays(n=n, c=c, seed=seed, **over)
   return layout_arrays(n=n, c=c, nc=nc, seed=seed, **over)
 
 
 def npz_bytes(arrays, save=np.savez_compressed) -> bytes:
-  """The content of an npz file."""
+  """Returns the content of an npz file."""
   file = io.BytesIO()
   save(file, **arrays)
   return file.getvalue()
 
 
 def refused_npz(data: bytes, **options) -> errors.InputError:
-  """The error of `npz.read` on a file with this content; its path is always named."""
+  """Returns the error of `npz.read` on a file with this content; it always names the path."""
   with pytest.raises(errors.InputError) as caught:
     npz.read(io.BytesIO(data), path='d/m.npz', **options)
   assert caught.value.path == 'd/m.npz'
@@ -107,9 +109,7 @@ def assert_equal_modules(found, expected, names=MODULE_ARRAYS) -> None:
 
 
 def planted_arrays(kind, n, c, seed) -> dict[str, np.ndarray]:
-  """`arrays` whose runtimes grow with one column of the configs, so that there is something to
-  learn.
-  """
+  """Returns `arrays` with runtimes that can be learnt: they grow with one column of the configs."""
   planted = arrays(kind, n=n, c=c, seed=seed)
   order = (
     planted['config_feat'][:, 3] if kind == 'tile' else planted['node_config_feat'][:, :, 0].sum(1)
@@ -121,12 +121,12 @@ def convert_arrays(folder: pathlib.Path, kind: str, sources, **options) -> str:
   """Converts the collection KIND:x and returns its directory.
 
   Args:
-    folder: where the npz files and the dataset directory go.
+    folder: the folder for the npz files and the dataset directory.
     kind: 'tile' or 'layout'.
-    sources: name of an npz file without suffix, such as 'train/a' -> its arrays.
-    **options: of `ConvertOptions`.
+    sources: the arrays of each npz file by its name without suffix, such as 'train/a'.
+    **options: options of `ConvertOptions`.
   """
-  from pipelines import convert  # Here, since only some tests need Beam.
+  from pipelines import convert  # Imported here, since only some tests need Beam.
   from pipelines.conversion import options as options_lib
 
   for name, arrays in sources.items():
@@ -143,10 +143,14 @@ def convert_arrays(folder: pathlib.Path, kind: str, sources, **options) -> str:
 
 
 def write_run(path: str, data: str, *, seed: int = 0) -> str:
-  """Writes the run directory of a tiny model as it is before training on a dataset directory;
-  returns `path`.
+  """Writes the run directory of a tiny model before its training, and returns `path`.
+
+  Args:
+    path: the run directory.
+    data: the dataset directory to train on.
+    seed: the seed of the weights.
   """
-  import tensorflow as tf  # Here, since only some tests need it.
+  import tensorflow as tf  # Imported here, since only some tests need it.
 
   from baselines import models
   from baselines.models import parts

@@ -16,7 +16,7 @@ def degree(module, hlo):
 
 @feature_choices.node_features('shape', columns=['rank'])
 def rank(module, hlo):
-  """Number of dimensions, which an npz file does not tell: -1 there."""
+  """Returns the number of dimensions; -1 for npz files, which do not hold it."""
   if hlo is None:
     return np.full((module.num_ops, 1), -1.0)
   computations = protos.HloModuleProto.FromString(hlo).computations

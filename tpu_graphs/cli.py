@@ -1,4 +1,4 @@
-"""The command line: the command `tpu-graphs`, and the frame that every runnable file uses.
+"""The command `tpu-graphs`, and the frame that every runnable file uses.
 
 A runnable file defines flags and a job, and leaves the rest to `run`:
 
@@ -8,9 +8,9 @@ A runnable file defines flags and a job, and leaves the rest to `run`:
   if __name__ == '__main__':
     sys.exit(main(sys.argv))
 
-Exit codes: 0 done, 1 input that cannot be used, 2 wrong command line, 130 interrupted, 141 the
-reader of the output has gone. An error of the user is one line on stderr, any other error a
-traceback.
+Exit codes: 0 for success, 1 for input that cannot be used, 2 for a wrong command line, 130 for an
+interrupt, and 141 if the reader of the output has gone. A user's error is one line on stderr; any
+other error is a traceback.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ if typing.TYPE_CHECKING:
   from absl.flags import FlagValues
 
 PROGRAM = 'tpu-graphs'
-COMMANDS: Mapping[str, tuple[str, str]] = {  # Command -> module with `main(argv)`, summary.
+# Maps the name of each command to its module, which has `main(argv)`, and its summary.
+COMMANDS: Mapping[str, tuple[str, str]] = {
   'download': ('tpu_graphs.commands.download', 'download the public TpuGraphs dataset'),
   'convert': ('pipelines.convert', 'convert measured programs into a dataset directory'),
   'validate': (
@@ -70,12 +71,13 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 _HELP_FLAGS = frozenset(('-h', '-help', '--help', '--helpfull', '--helpshort'))
-_REQUIRED = 'must have a value other than None'  # How absl words it.
+# The end of absl's message about a required flag.
+_REQUIRED = 'must have a value other than None'
 _WIDTH = 100
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs `tpu-graphs COMMAND [flags]`.
+  """Runs `tpu-graphs COMMAND [flags]`; without a command prints the same overview as `--help`.
 
   Args:
     argv: program name and arguments; `sys.argv` by default.
@@ -84,25 +86,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     The exit code.
   """
   args = (sys.argv if argv is None else argv)[1:]
-  if not args:
-    return fail(USAGE_ERROR, f'no command; expected one of {", ".join(COMMANDS)}')
-  command, rest = args[0], args[1:]
-  if command in _HELP_FLAGS:
+  if not args or args[0] in _HELP_FLAGS:
     print(_overview())
     return 0
+  command, rest = args[0], args[1:]
   if command == '--version':
     print(PROGRAM, tpu_graphs.__version__)
     return 0
   if command not in COMMANDS:
-    return fail(
-      USAGE_ERROR,
-      f'unknown command {command}{_did_you_mean(command, COMMANDS)}; '
-      f'`{PROGRAM} --help` lists the commands',
-    )
+    hint = _did_you_mean(command, COMMANDS)
+    message = f'unknown command {command}{hint}; `{PROGRAM} --help` lists the commands'
+    return fail(USAGE_ERROR, message)
   _quiet_tensorflow()
-  return _guarded(
-    lambda: importlib.import_module(COMMANDS[command][0]).main([f'{PROGRAM} {command}', *rest])
-  )
+
+  def job() -> int:
+    module = importlib.import_module(COMMANDS[command][0])
+    return module.main([f'{PROGRAM} {command}', *rest])
+
+  return _guarded(job)
 
 
 def run(
@@ -114,25 +115,25 @@ def run(
   passthrough: bool = False,
   positional: str | None = None,
 ) -> int:
-  """Parses a command line, runs a job, and tells a user's error in one line.
+  """Parses a command line, runs a job, and reports a user's error in one line.
 
-  TensorFlow's log is quiet only if it is first imported by the job, which also makes `--help`
-  and usage errors quick.
+  The job should be the first to import TensorFlow: only then is TensorFlow's log quiet, and
+  `--help` and usage errors are quick.
 
   Args:
-    define_flags: defines the flags in the `FlagValues` given, which holds those of this run only.
-    job: is called with the flags parsed and the positional arguments, or those after a bare
-      `--`; returns the exit code, None for 0.
+    define_flags: defines the flags in the `FlagValues` given, which belongs to this run alone.
+    job: takes the parsed flags and a list of arguments: the positional arguments, or the arguments
+      after a bare `--`. Returns the exit code, None for 0.
     argv: program name and arguments.
     description: the first part of the help text.
-    passthrough: whether arguments after a bare `--` are allowed: options of Apache Beam.
-    positional: what the positional arguments are, of which there must be at least one; None
-      allows none. Not together with `passthrough`.
+    passthrough: whether arguments after a bare `--`, options of Apache Beam, are allowed.
+    positional: the name of the positional arguments, at least one of which is then required; None
+      allows no positional arguments. Not to be combined with `passthrough`.
 
   Returns:
     The exit code.
   """
-  from absl import flags  # Here, so that commands which are only listed cost nothing.
+  from absl import flags  # Imported here, so that listing the commands costs nothing.
 
   _quiet_tensorflow()
   program, *args = argv
@@ -150,33 +151,29 @@ def run(
   try:
     stray = flag_values([program, *args])[1:]
   except flags.UnrecognizedFlagError as error:
-    message = f'unknown flag --{error.flagname}{_did_you_mean(error.flagname, flag_values, "--")}; '
+    hint = _did_you_mean(error.flagname, flag_values, '--')
     beam = 'Beam options go after a bare `--`; ' if passthrough else ''
-    return fail(USAGE_ERROR, f'{message}{beam}--help lists the flags')
+    message = f'unknown flag --{error.flagname}{hint}; {beam}--help lists the flags'
+    return fail(USAGE_ERROR, message)
   except flags.Error as error:
-    return fail(
-      USAGE_ERROR,
-      re.sub(
-        rf'flag --(\S+)=None: Flag --\1 {_REQUIRED}\.',
-        r'flag --\1 is required',
-        '; '.join(str(error).splitlines()),
-      ),
-    )
+    message = '; '.join(str(error).splitlines())
+    missing = rf'flag --(\S+)=None: Flag --\1 {_REQUIRED}\.'
+    return fail(USAGE_ERROR, re.sub(missing, r'flag --\1 is required', message))
   if positional:
     if not stray:
-      return fail(USAGE_ERROR, f'no {positional} given; --help tells the usage')
+      return fail(USAGE_ERROR, f'no {positional} given; --help shows the usage')
     rest = stray
   elif stray:
-    return fail(
-      USAGE_ERROR,
+    message = (
       f'unexpected argument {stray[0]}; flags are written --name=value, and patterns such as '
-      "'*.npz' in quotes",
+      "'*.npz' in quotes"
     )
+    return fail(USAGE_ERROR, message)
   return _guarded(lambda: job(flag_values, rest))
 
 
 def _guarded(job: Callable[[], int | None]) -> int:
-  """Runs `job` and turns what a user can cause into an exit code and at most one line."""
+  """Runs `job`, and turns errors that a user can cause into an exit code and at most one line."""
   try:
     code = job()
     sys.stdout.flush()
@@ -185,22 +182,23 @@ def _guarded(job: Callable[[], int | None]) -> int:
   except KeyboardInterrupt:
     return fail(INTERRUPTED, 'interrupted')
   except BrokenPipeError:
-    os.dup2(
-      os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-    )  # Else the interpreter's own flush fails again.
+    # The interpreter flushes stdout at its end, which would fail again.
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
     return BROKEN_PIPE
   return code or 0
 
 
 def _quiet_tensorflow() -> None:
-  """Hides the C++ log, which even on a sound machine holds errors; what matters is raised in
-  Python as well.
+  """Hides TensorFlow's C++ log unless the user has set its level.
+
+  The log holds errors even on a sound machine; errors that matter are raised in Python as well.
   """
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 
 def fail(code: int, message: str) -> int:
-  """Tells an error in one line on stderr and returns `code`."""
+  """Prints an error in one line on stderr and returns `code`."""
   print('error:', ' '.join(message.splitlines()), file=sys.stderr)
   return code
 
@@ -211,67 +209,71 @@ def _did_you_mean(name: str, names: Iterable[str], prefix: str = '') -> str:
 
 
 def _overview() -> str:
+  """Returns the help text of `tpu-graphs` itself, which lists the commands."""
   width = max(map(len, COMMANDS))
-  return '\n'.join(
-    [
-      f'usage: {PROGRAM} COMMAND [flags]',
-      '',
-      tpu_graphs.__doc__ or '',
-      '',
-      'commands:',
-      *(f'  {command.ljust(width)}  {summary}' for command, (_, summary) in COMMANDS.items()),
-      '',
-      f'`{PROGRAM} COMMAND --help` lists the flags of a command, `{PROGRAM} --version` the version.',
-    ]
-  )
+  commands = [f'  {name.ljust(width)}  {summary}' for name, (_, summary) in COMMANDS.items()]
+  lines = [
+    f'usage: {PROGRAM} COMMAND [flags]',
+    '',
+    tpu_graphs.__doc__ or '',
+    '',
+    'commands:',
+    *commands,
+    '',
+    f'`{PROGRAM} COMMAND --help` lists the flags of a command, `{PROGRAM} --version` the version.',
+  ]
+  return '\n'.join(lines)
 
 
 def _help(
   program: str, description: str, flag_values: FlagValues, passthrough: bool, positional: str | None
 ) -> str:
-  """The help text: usage, description, and the flags in the order of their definition, required
-  ones first.
+  """Returns the help text of a command: usage, description and flags.
+
+  Flags are in the order of their definition, required flags first.
   """
   script = 'python ' if program.endswith('.py') else ''
-  arguments = f' {positional}...' if positional else ' [-- BEAM OPTIONS]' if passthrough else ''
+  arguments = ''
+  if positional:
+    arguments = f' {positional}...'
+  elif passthrough:
+    arguments = ' [-- BEAM OPTIONS]'
   lines = [f'usage: {script}{program} [flags]{arguments}', '', description.strip()]
-  all_flags = [
-    flag_values[name] for name in flag_values if name == flag_values[name].name
-  ]  # Without short names.
-  required = [
-    flag
-    for flag in all_flags
-    if any(_REQUIRED in validator.message for validator in flag.validators)
-  ]
-  for title, group in (
-    ('required flags', required),
-    ('flags', [flag for flag in all_flags if flag not in required]),
-  ):
+
+  # A flag with a short name is also listed under that name.
+  all_flags = [flag_values[name] for name in flag_values if name == flag_values[name].name]
+  required = []
+  for flag in all_flags:
+    messages = [validator.message for validator in flag.validators]
+    if any(_REQUIRED in message for message in messages):
+      required.append(flag)
+  optional = [flag for flag in all_flags if flag not in required]
+  for title, group in (('required flags', required), ('flags', optional)):
     if group:
-      lines.extend(['', f'{title}:', *(line for flag in group for line in _flag_help(flag))])
+      lines.extend(['', f'{title}:'])
+    for flag in group:
+      lines.extend(_flag_help(flag))
+
   if passthrough:
-    lines.extend(
-      [
-        '',
-        'Options of Apache Beam go after a bare --, as in `-- --runner=DataflowRunner --region=REGION`.',
-      ]
+    beam = (
+      'Options of Apache Beam go after a bare --, '
+      'as in `-- --runner=DataflowRunner --region=REGION`.'
     )
+    lines.extend(['', beam])
   return '\n'.join(lines)
 
 
 def _flag_help(flag: Flag) -> list[str]:
+  """Returns the lines of the help text that describe a flag."""
   kind = flag.flag_type()
-  values = '|'.join(getattr(flag.parser, 'enum_values', ())) or {'int': 'N', 'float': 'X'}.get(
-    kind, 'TEXT'
-  )
+  placeholder = {'int': 'N', 'float': 'X'}.get(kind, 'TEXT')
+  values = '|'.join(getattr(flag.parser, 'enum_values', ())) or placeholder
   usage = f'--[no]{flag.name}' if kind == 'bool' else f'--{flag.name}={values}'
-  text = (flag.help or '').removeprefix(f'<{values}>: ')  # absl repeats the values of an enum here.
-  text = text.partition(';\n    repeat this option')[
-    0
-  ]  # absl's word on flags that may be repeated.
+  # To the help of a flag absl adds the values of an enum, and a note on flags that may be repeated.
+  text = (flag.help or '').removeprefix(f'<{values}>: ')
+  text = text.partition(';\n    repeat this option')[0]
   if flag.default is not None:
     text += f' (default: {str(flag.default_as_str).strip(chr(39))})'
-  return [
-    f'  {usage}',
-    *textwrap.wrap(text, _WIDTH, initial_indent=' ' * 6, subsequent_indent=' ' * 6),
-  ]
+  indent = ' ' * 6
+  wrapped = textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent)
+  return [f'  {usage}', *wrapped]

@@ -1,4 +1,4 @@
-"""The one error type for input that a user can mend."""
+"""The error type for input that a user can fix."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from typing import Any
 
 
 class InputError(ValueError):
-  """Input that cannot be used, described so that its owner can mend it.
+  """Input that cannot be used, described so that its owner can fix it.
 
-  Every part is optional but `reason`. Command lines print `str(error)` as their only output and
-  exit with 1;
-  `pipelines/convert.py` writes `to_dict()` as a line of `rejected.jsonl`.
+  Every part but `reason` is optional. Command lines print `str(error)` as their only output and
+  exit with 1; `pipelines/convert.py` writes `to_dict()` as a line of `rejected.jsonl`.
 
   Attributes:
-    reason: what is wrong, in a few words without values, so that equal faults can be counted.
-    path: the file.
-    where: the array, record or instruction in it.
-    found: the value found.
-    expected: the value expected.
-    fix: what to do.
+    reason: the fault in a few words without values, so that equal faults can be counted.
+    path: the file's path.
+    where: the array, record or instruction in the file.
+    found: the value found, as text.
+    expected: the value expected, as text.
+    fix: the remedy, as an instruction to the user.
   """
 
   _FIELDS = ('reason', 'path', 'where', 'found', 'expected', 'fix')
@@ -45,11 +44,11 @@ class InputError(ValueError):
 
   def __str__(self) -> str:
     text = ': '.join(part for part in (self.path, self.where, self.reason) if part)
-    details = [
-      f'{name} {value}'
-      for name, value in (('found', self.found), ('expected', self.expected))
-      if value is not None
-    ]
+    details = []
+    if self.found is not None:
+      details.append(f'found {self.found}')
+    if self.expected is not None:
+      details.append(f'expected {self.expected}')
     if details:
       text = f'{text}: {", ".join(details)}'
     return f'{text}; {self.fix}' if self.fix else text
@@ -58,7 +57,7 @@ class InputError(ValueError):
     return _rebuild, (type(self), self.to_dict())
 
   def to_dict(self) -> dict[str, str | None]:
-    """The parts by name; `InputError(**parts)` builds an equal error."""
+    """Returns the parts by name; `InputError(**parts)` builds an equal error."""
     return {name: getattr(self, name) for name in self._FIELDS}
 
 
@@ -68,7 +67,7 @@ def _rebuild(cls, parts):
 
 @contextlib.contextmanager
 def in_file(path: str) -> Iterator[None]:
-  """Adds `path` to an `InputError` raised inside the block that names none."""
+  """Adds `path` to an `InputError` raised inside the block that does not name a file."""
   try:
     yield
   except InputError as error:
@@ -78,17 +77,17 @@ def in_file(path: str) -> Iterator[None]:
 
 
 def brief(text: str, limit: int = 40) -> str:
-  """The first characters of what may be long, for an error."""
+  """Returns at most the first `limit` characters of a text, for an error."""
   return text if len(text) <= limit else f'{text[:limit]}…'
 
 
 def some(names: Sequence[str], limit: int = 3) -> str:
-  """The first of what may be many names, for an error."""
+  """Returns at most the first `limit` names and how many there are, for an error."""
   shown = ', '.join(names[:limit]) or 'none'
   return shown if len(names) <= limit else f'{shown}, … ({len(names)} in all)'
 
 
-# How files that are often taken for another begin.
+# The first bytes of kinds of files that are often passed in place of another kind.
 _SIGNATURES = {
   b'HloModule': 'HLO text',
   b'PK\x03\x04': 'a zip or npz archive',
@@ -101,12 +100,15 @@ _SIGNATURES = {
 
 
 def looks_like(head: bytes) -> str | None:
-  """Says in a few words what a file that starts with `head` (some 100 bytes) is, for an error;
-  None if unknown.
+  """Returns what a file seems to be, in a few words for an error; None if unknown.
+
+  Args:
+    head: the first bytes of the file, about 100.
   """
   for signature, description in _SIGNATURES.items():
     if head.lstrip().startswith(signature):
       return description
-  return (
-    'text' if head and head.isascii() and b' '.join(head.split()).decode().isprintable() else None
-  )
+  if not head or not head.isascii():
+    return None
+  words = b' '.join(head.split()).decode()
+  return 'text' if words.isprintable() else None

@@ -1,5 +1,6 @@
-"""A check for tests, of this package and of others: whether a function can run on a TPU, without
-having one.
+"""A check for tests, here and in other packages, that a function can run on a TPU.
+
+The check itself needs no TPU.
 """
 
 from __future__ import annotations
@@ -16,32 +17,34 @@ def assert_tpu_ready(
 ) -> None:
   """Asserts that a function compiles to a program that a TPU can run, once for all inputs.
 
-  That is: no string goes in; all shapes are static; XLA compiles it (here for the CPU, which
-  takes the same operations but for a few); no tensor in the compiled program is of a size that
-  only running it tells; and no input of several epochs makes it trace, and so compile, again.
+  This means:
+  - no argument is a string, and all shapes are static;
+  - XLA compiles the function (here for the CPU, which takes the same operations but for a few);
+  - no tensor in the compiled program has a size that is known only at run time;
+  - no input of several epochs makes the function trace, and so compile, again.
 
   Args:
     fn: a function, Keras model or tf.function that takes its inputs as positional arguments.
-    spec: of its argument: a tf.TypeSpec such as tf.TensorSpec or tfgnn.GraphTensorSpec, or a
-      dict or list of them; of several arguments: a tuple of these.
-    inputs: what it is called with in one epoch: each an argument, or a tuple of them, as in
-      `spec`. It is gone through three times, so an iterator will not do, but a tf.data.Dataset
-      will. By default one input of zeros.
+    spec: the spec of the argument: a tf.TypeSpec such as tf.TensorSpec or tfgnn.GraphTensorSpec,
+      or a dict or list of them. For several arguments, a tuple of these.
+    inputs: the inputs of one epoch, each an argument or a tuple of arguments as in `spec`. They
+      are iterated over three times: a tf.data.Dataset works, an iterator does not. By default one
+      input of zeros.
 
   Raises:
-    AssertionError: names the leaf of `spec` or the operation that is at fault.
+    AssertionError: the function fails the check; names the leaf of `spec` or the operation that is
+      at fault.
   """
-  import tensorflow as tf  # Here, so that this module is cheap to import.
+  import tensorflow as tf  # Imported here, so that this module is cheap to import.
 
   specs = spec if isinstance(spec, tuple) else (spec,)
   for name, leaf in _leaves(spec):
     if leaf.dtype == tf.string:
       raise AssertionError(f'{name}: found a string, which cannot be sent to a TPU')
-    if not isinstance(leaf, tf.TensorSpec) or not leaf.shape.is_fully_defined():
-      raise AssertionError(
-        f'{name}: found shape {leaf.shape}{"" if isinstance(leaf, tf.TensorSpec) else ", ragged"}, '
-        'expected static sizes'
-      )
+    is_dense = isinstance(leaf, tf.TensorSpec)
+    if not is_dense or not leaf.shape.is_fully_defined():
+      ragged = '' if is_dense else ', ragged'
+      raise AssertionError(f'{name}: found shape {leaf.shape}{ragged}, expected static sizes')
   traces: list[tuple[Any, ...]] = []
 
   def traced(*args: Any) -> Any:
@@ -57,15 +60,18 @@ def assert_tpu_ready(
     compiled(*zeros)
   except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, ValueError) as error:
     raise AssertionError(f'not compiled by XLA: {" ".join(str(error).split())}') from error
-  # A bounded size, as in f32[<=10]. Lines that say where they come from first: the heading of a
-  # function does not.
+  # HLO writes a size that is known only at run time as its bound, such as f32[<=10].
   bounded = [
     line for line in text.splitlines() if re.search(r'\[[^\]]*<=', line.split('metadata=')[0])
   ]
-  for line in sorted(bounded, key=lambda line: 'op_type=' not in line):
-    raise AssertionError(f'a shape that only running tells, by {_operation(line)}: {line.strip()}')
+  if bounded:
+    # The heading of a function does not name the operation at fault, so other lines come first.
+    line = min(bounded, key=lambda line: 'op_type=' not in line)
+    raise AssertionError(f'shape known only at run time, from {_operation(line)}: {line.strip()}')
+  if inputs is None:
+    inputs = [zeros]
   for epoch in range(EPOCHS):
-    for i, given in enumerate([zeros] if inputs is None else inputs):
+    for i, given in enumerate(inputs):
       args = given if isinstance(given, tuple) else (given,)
       compiled(*args)
       if len(traces) > 1:
@@ -76,7 +82,7 @@ def assert_tpu_ready(
 
 
 def _leaves(spec: Any, name: str = 'spec') -> Iterator[tuple[str, Any]]:
-  """The specs of single tensors in `spec`, each with its name."""
+  """Yields the specs of single tensors in `spec`, each with its name."""
   import tensorflow as tf
 
   from tpu_graphs.compat import tfgnn
@@ -91,10 +97,8 @@ def _leaves(spec: Any, name: str = 'spec') -> Iterator[tuple[str, Any]]:
   elif isinstance(spec, (tfgnn.ContextSpec, tfgnn.NodeSetSpec, tfgnn.EdgeSetSpec)):
     parts = [('sizes', spec.sizes_spec), *spec.features_spec.items()]
     if isinstance(spec, tfgnn.EdgeSetSpec):
-      parts += [
-        (f'index {tag}', index)
-        for tag, (_, index) in spec.adjacency_spec.get_index_specs_dict().items()
-      ]
+      indices = spec.adjacency_spec.get_index_specs_dict()
+      parts += [(f'index {tag}', index) for tag, (_, index) in indices.items()]
   elif isinstance(spec, dict):
     parts = spec.items()
   elif isinstance(spec, (list, tuple)):
@@ -109,12 +113,12 @@ def _leaves(spec: Any, name: str = 'spec') -> Iterator[tuple[str, Any]]:
 
 
 def _operation(line: str) -> str:
-  """The TensorFlow operation that a line of HLO comes from."""
+  """Returns the TensorFlow operation that a line of HLO comes from."""
   return ' '.join(re.findall(r'op_(?:type|name)="([^"]*)"', line)) or 'an operation without a name'
 
 
 def _difference(found: Any, expected: Any) -> str:
-  """The first leaf in which two specs differ."""
+  """Describes the first leaf in which two specs differ."""
   leaves = dict(_leaves(expected))
   for name, leaf in _leaves(found):
     if leaf != leaves.get(name):

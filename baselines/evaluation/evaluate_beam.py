@@ -1,10 +1,12 @@
-"""Evaluation of many runs on large splits by an Apache Beam pipeline: a step scores some shards
-by one run.
+"""Evaluation of many runs on large splits with an Apache Beam pipeline.
+
+A worker scores some of the shards of a split with one run at a time.
 """
 
 from __future__ import annotations
 
-import baselines  # noqa: F401  # Before TensorFlow, to quiet it.
+# This import comes before TensorFlow, to silence the log of TensorFlow.
+import baselines  # noqa: F401
 
 # isort: split
 
@@ -26,7 +28,8 @@ from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.metrics import config_indices as config_indices_lib
 
 _FOLDER = '.judged'
-_Key = tuple[str, str, str]  # Run, split, module.
+# The path of a run, a split and the name of a module.
+_Key = tuple[str, str, str]
 
 
 def judge(
@@ -38,14 +41,15 @@ def judge(
   folder: str,
   beam_args: Sequence[str],
 ) -> Iterator[tuple[runs.Run, str, list[tuple[evaluation.Judged, np.ndarray]]]]:
-  """Scores and judges modules by a pipeline, which has ended when the first result comes.
+  """Scores and judges modules with a pipeline, which has ended when the first result is yielded.
 
   Args:
-    loaded: runs; workers read them again from their paths.
-    directory: that all workers can read.
-    splits: of the directory.
+    loaded: the runs; workers read them again from their paths.
+    directory: the data, which all workers can read.
+    splits: names of splits of the data.
     indices: see `evaluation.judge`.
-    folder: that all workers can write to, for a folder of their results that is removed in the end.
+    folder: a folder that all workers can write to. A folder in it holds their results, and is
+      removed in the end.
     beam_args: options of Apache Beam.
 
   Yields:
@@ -53,12 +57,11 @@ def judge(
     fastest first.
 
   Raises:
-    InputError: an option of Beam or a score is wrong, or a shard is damaged.
+    InputError: an option of Beam is invalid, a score is not finite, or a shard is damaged.
   """
   found = [directory.split(split) for split in splits]
-  pipeline = beam_lib.pipeline(
-    beam_args, input_bytes=len(loaded) * sum(split.bytes for split in found)
-  )
+  input_bytes = len(loaded) * sum(split.bytes for split in found)
+  pipeline = beam_lib.pipeline(beam_args, input_bytes=input_bytes)
   folder = output.join(folder, _FOLDER)
   tf.io.gfile.makedirs(folder)
   tasks = [
@@ -79,15 +82,13 @@ def judge(
     )
     pipeline.run().wait_until_finish()
     modules: dict[tuple[str, str], list[tuple[evaluation.Judged, np.ndarray]]] = {}
-    for record in tf.data.TFRecordDataset(
-      tf.io.gfile.glob(os.path.join(folder, 'part*'))
-    ).as_numpy_iterator():
+    records = tf.data.TFRecordDataset(tf.io.gfile.glob(os.path.join(folder, 'part*')))
+    for record in records.as_numpy_iterator():
       run, split, *module = pickle.loads(record)
       modules.setdefault((run, split), []).append(tuple(module))
   except Exception as error:
-    if 'KeyboardInterrupt [while running' in str(
-      error
-    ):  # Beam's words for one that comes during a step.
+    # Beam reports a KeyboardInterrupt during a step in these words.
+    if 'KeyboardInterrupt [while running' in str(error):
       raise KeyboardInterrupt from error
     if reported := output.abandon(folder):
       raise reported from error
@@ -96,16 +97,14 @@ def judge(
     output.abandon(folder)
   for run in loaded:
     for split in splits:
-      yield (
-        run,
-        split,
-        sorted(modules.get((run.path, split), []), key=lambda module: module[0].module_id),
-      )
+      judged = modules.get((run.path, split), [])
+      yield run, split, sorted(judged, key=lambda module: module[0].module_id)
 
 
 class _Score(beam.DoFn):
-  """(run, split, directory of some shards) -> (run, split, module), some of the module's configs
-  with scores.
+  """A step that scores the modules of some shards with one run.
+
+  (run, split, directory of the shards) -> ((run, split, module), scored configs of the module).
   """
 
   def __init__(self, folder: str):
@@ -121,9 +120,8 @@ class _Score(beam.DoFn):
     try:
       if path not in self._scorers:
         run = runs.load(path)
-        self._scorers[path] = scoring.make_scorer(
-          run.model, run.kind, num_extra=run.choices.num_extra
-        )
+        num_extra = run.choices.num_extra
+        self._scorers[path] = scoring.make_scorer(run.model, run.kind, num_extra=num_extra)
       for module in scoring.score_split(self._scorers[path], directory, split):
         yield (path, split, module.module_id), module
     except errors.InputError as error:
@@ -132,8 +130,10 @@ class _Score(beam.DoFn):
 
 
 class _Judge(beam.DoFn):
-  """(run, split, module), all parts of it -> pickled run, split, what is kept of it, its
-  ranking.
+  """A step that merges the parts of a module and judges it.
+
+  ((run, split, module), all parts of the module) -> pickled (run, split, judged module, config ids
+  with the predicted fastest first).
   """
 
   def __init__(self, kind: str, indices: config_indices_lib.ConfigIndices | None, folder: str):

@@ -1,10 +1,8 @@
-"""What an evaluation knows of each module: how well its configs are ranked, and how simple
-rankings would do.
-"""
+"""Judged modules: how well their configs are ranked, by a model and by simple rankings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import math
 import os
@@ -22,55 +20,27 @@ from tpu_graphs.metrics import intervals
 from tpu_graphs.metrics import metrics
 from tpu_graphs.metrics import module_table
 
-# The k of the curves of top-k errors; those of `metrics.TOP_KS` are among them.
-CURVE_KS = (
-  1,
-  2,
-  3,
-  4,
-  5,
-  6,
-  7,
-  8,
-  9,
-  10,
-  12,
-  15,
-  20,
-  25,
-  30,
-  40,
-  50,
-  60,
-  80,
-  100,
-  150,
-  200,
-  300,
-  500,
-  700,
-  1000,
-)
-MAX_POINTS = 2000  # Configs of a module that are kept.
-TASK_BYTES = 64 << 20  # Of shards that are scored together: to start takes a second.
-VIEWS = (
-  'all',
-  'listed',
-)  # Which configs are judged: all that are measured, or those that a file lists.
+# Each k of the curves of top-k errors. The ks of `metrics.TOP_KS` must be among them.
+CURVE_KS = (*range(1, 11), 12, 15, 20, 25, 30, 40, 50, 60, 80, 100, 150, 200, 300, 500, 700, 1000)
+# Number of configs of a module that are kept.
+MAX_POINTS = 2000
+# Bytes of shards that are scored as one task, since the start of a task takes a second.
+TASK_BYTES = 64 << 20
+# The configs that are judged: all measured configs, or the measured configs that a file lists.
+VIEWS = ('all', 'listed')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verdict:
-  """How well configs of a module are ranked.
+  """The quality of a ranking of a module's configs.
 
   Attributes:
-    metrics: of the model, for the k of `metrics.TOP_KS`.
+    metrics: metrics of the model, for each k of `metrics.TOP_KS`.
     curve: k of `CURVE_KS` -> top-k error of the model; NaN where undefined.
-    random: k of `CURVE_KS` -> what the top-k error of a random ranking is on average; NaN where
-      undefined.
+    random: k of `CURVE_KS` -> mean top-k error of a random ranking; NaN where undefined.
     default: how much slower the default config is than the best, as a top-k error; below 0 where
-      it is faster than all that were measured. NaN where undefined or not known: only tile data
-        tells its time.
+      the default config is faster than all measured configs. NaN where undefined or where the
+      runtime of the default config is not known: only tile data holds it.
   """
 
   metrics: metrics.ModuleMetrics
@@ -80,22 +50,22 @@ class Verdict:
 
   @property
   def is_defined(self) -> bool:
-    """Whether any two runtimes differ."""
+    """Returns whether any two runtimes differ."""
     return self.metrics.pairs.comparable > 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Judged:
-  """What is kept of a scored module.
+  """A scored module, reduced to what results and reports show.
 
   Attributes:
-    module_id: its name.
+    module_id: name of the module.
     num_configs: number of its configs, measured or not.
     verdicts: view -> verdict; a view without measured configs is missing.
-    slowdown: float64 [P], P <= MAX_POINTS + 1, of measured configs: relative runtime / that of
-      the fastest. They are evenly spread over the order of the scores, and the fastest is among
-      them.
-    score: float32 [P], of the same, ascending.
+    slowdown: relative runtime / relative runtime of the fastest, float64 [P], of P measured
+      configs, P <= MAX_POINTS + 1. The configs are evenly spread over the order of the scores, and
+      the fastest is among them.
+    score: scores of the same configs, float32 [P], ascending.
   """
 
   module_id: str
@@ -111,12 +81,12 @@ class Result:
 
   Attributes:
     run: the run.
-    label: what it is called beside others.
+    label: name of the run, different from the names of the other runs.
     split: 'train', 'valid' or 'test'.
-    folder: where the result lies.
-    modules: all of the split, sorted by name.
+    folder: path of the folder that holds the result.
+    modules: all modules of the split, sorted by name.
     num_ops: module -> number of ops.
-    metrics: the content of `metrics.json`.
+    metrics: content of `metrics.json`.
   """
 
   run: runs.Run
@@ -128,20 +98,20 @@ class Result:
   metrics: Mapping[str, Any]
 
   def verdicts(self, view: str) -> list[Verdict]:
-    """Those of the modules that have one in this view."""
-    return [module.verdicts[view] for module in self.modules if view in module.verdicts]
+    """Returns the verdicts in a view, of the modules that have one."""
+    return _verdicts(self.modules, view)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-  """A run with another one on a split.
+  """A comparison of two runs on a split.
 
   Attributes:
     split: 'train', 'valid' or 'test'.
-    view: which configs, one of `VIEWS`.
-    label: of the run.
+    view: the configs that are judged, one of `VIEWS`.
+    label: label of the run.
     base: label of the run that it is compared with.
-    paired: differences are the run - the other.
+    paired: the comparison; its differences are run - base.
   """
 
   split: str
@@ -154,8 +124,9 @@ class Comparison:
 def tasks(
   directory: directory_lib.DatasetDirectory, split: str
 ) -> Iterator[directory_lib.DatasetDirectory]:
-  """Shares out the shards of a split, some `TASK_BYTES` at a time: yields the directory as if it
-  had these only.
+  """Yields the directory once for each task, as if it had the shards of that task only.
+
+  The shards of a split are shared out in order; a task ends once its shards reach `TASK_BYTES`.
 
   Raises:
     InputError: there is no such split.
@@ -174,16 +145,16 @@ def _with_shards(
   directory: directory_lib.DatasetDirectory, split: str, shards: Sequence[manifest_lib.Shard]
 ) -> directory_lib.DatasetDirectory:
   splits = {split: manifest_lib.Split.of(shards)}
-  return dataclasses.replace(
-    directory, manifest=dataclasses.replace(directory.manifest, splits=splits)
-  )
+  manifest = dataclasses.replace(directory.manifest, splits=splits)
+  return dataclasses.replace(directory, manifest=manifest)
 
 
 def score_modules(
   scorer: scoring.Scorer, directory: directory_lib.DatasetDirectory, split: str
 ) -> Iterator[scoring.ScoredModule]:
-  """Scores a split task by task, as workers do, so that scores are the same to the last bit;
-  sorted by name.
+  """Scores the modules of a split and yields them sorted by name.
+
+  A split is scored task by task, as Beam workers do, so that scores are the same to the last bit.
 
   Raises:
     InputError: see `scoring.score_split`.
@@ -197,17 +168,13 @@ def score_modules(
 
 
 def merge(parts: Sequence[scoring.ScoredModule]) -> scoring.ScoredModule:
-  """The module whose configs `parts` share out, in any order; its configs are sorted by
-  `config_id`.
-  """
-  names = [
-    field.name for field in dataclasses.fields(scoring.ScoredModule) if field.name != 'module_id'
-  ]
+  """Merges parts of a module, given in any order, and sorts its configs by `config_id`."""
+  fields = dataclasses.fields(scoring.ScoredModule)
+  names = [field.name for field in fields if field.name != 'module_id']
   arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
   order = np.argsort(arrays['config_id'], kind='stable')
-  return scoring.ScoredModule(
-    module_id=parts[0].module_id, **{name: array[order] for name, array in arrays.items()}
-  )
+  ordered = {name: array[order] for name, array in arrays.items()}
+  return scoring.ScoredModule(module_id=parts[0].module_id, **ordered)
 
 
 def judge(
@@ -216,9 +183,9 @@ def judge(
   """Judges a module.
 
   Args:
-    module: with all of its configs.
+    module: the module with all of its configs.
     kind: 'tile' or 'layout'.
-    indices: the configs of the view 'listed', where they are wanted.
+    indices: the configs of the view 'listed'; None: there is no such view.
 
   Raises:
     InputError: the module lacks a config of `indices`.
@@ -227,27 +194,30 @@ def judge(
   views = {'all': measured}
   if indices is not None and module.module_id in indices.positions:
     rows = indices.rows(module.module_id, module.config_id)
-    views['listed'] = dataclasses.replace(
+    listed = dataclasses.replace(
       module,
-      **{
-        name: getattr(module, name)[rows]
-        for name in ('config_id', 'runtime', 'relative_runtime', 'score')
-      },
-    ).measured()
+      config_id=module.config_id[rows],
+      runtime=module.runtime[rows],
+      relative_runtime=module.relative_runtime[rows],
+      score=module.score[rows],
+    )
+    views['listed'] = listed.measured()
   verdicts = {
     view: _verdict(configs, kind) for view, configs in views.items() if configs.config_id.size
   }
   order = measured.order
+  slowdown = np.zeros(0)
   if order.size:
     spread = np.linspace(0, order.size - 1, min(order.size, MAX_POINTS)).round().astype(np.int64)
     fastest = np.argmin(measured.relative_runtime[order])
     order = order[np.union1d(spread, fastest)]
-  runtime = measured.relative_runtime[order]
+    runtime = measured.relative_runtime[order]
+    slowdown = runtime / runtime.min()
   return Judged(
     module_id=module.module_id,
     num_configs=module.config_id.size,
     verdicts=verdicts,
-    slowdown=runtime / runtime.min() if order.size else np.zeros(0),
+    slowdown=slowdown,
     score=measured.score[order],
   )
 
@@ -255,30 +225,34 @@ def judge(
 def _verdict(module: scoring.ScoredModule, kind: str) -> Verdict:
   runtimes = module.relative_runtime
   judged = metrics.evaluate_module(module.module_id, runtimes, module.score, ks=CURVE_KS)
+  top_k_error = {k: judged.top_k_error[k] for k in metrics.TOP_KS[kind]}
   default = math.nan
-  # Where all normalizers are 1 ns there is no default config; the public test files fill them in
-  # so.
-  if kind == 'tile' and judged.pairs.comparable and (runtimes != module.runtime).any():
+  # If all normalizers are 1 ns, they are not the runtimes of a default config: the public test
+  # files hold such placeholders.
+  has_default = kind == 'tile' and (runtimes != module.runtime).any()
+  if has_default and judged.pairs.comparable:
     default = float(1 / runtimes.min() - 1)
   return Verdict(
-    metrics=dataclasses.replace(
-      judged, top_k_error={k: judged.top_k_error[k] for k in metrics.TOP_KS[kind]}
-    ),
+    metrics=dataclasses.replace(judged, top_k_error=top_k_error),
     curve=judged.top_k_error,
     random=random_top_k_errors(runtimes, CURVE_KS),
     default=default,
   )
 
 
+def _verdicts(modules: Iterable[Judged], view: str) -> list[Verdict]:
+  return [module.verdicts[view] for module in modules if view in module.verdicts]
+
+
 def random_top_k_errors(runtimes: np.ndarray, ks: Sequence[int]) -> dict[int, float]:
-  """The mean of the top-k error over all orders of the configs.
+  """Computes the mean of the top-k error over all orders of the configs.
 
   Args:
-    runtimes: int64 or float64 [C], > 0.
-    ks: k >= 1.
+    runtimes: runtimes of the configs, int64 or float64 [C], > 0.
+    ks: each k >= 1.
 
   Returns:
-    k -> error; NaN where no two runtimes differ.
+    k -> mean error; NaN where no two runtimes differ.
   """
   c = runtimes.size
   if not c or runtimes.min() == runtimes.max():
@@ -288,8 +262,8 @@ def random_top_k_errors(runtimes: np.ndarray, ks: Sequence[int]) -> dict[int, fl
   means = {}
   for k in ks:
     k_of_c = min(k, c)
-    # Chance that the fastest of k is the i-th of all: (C - 1 - i choose k - 1) / (C choose k), for
-    # i = 0 to C - k.
+    # The fastest of k configs is the i-th fastest of all with the probability
+    # (C - 1 - i choose k - 1) / (C choose k), for i = 0 to C - k.
     i = np.arange(c - k_of_c)
     chance = k_of_c / c * np.cumprod(np.append(1.0, (c - i - k_of_c) / (c - 1 - i)))
     means[k] = float(chance @ error[: chance.size])
@@ -297,42 +271,37 @@ def random_top_k_errors(runtimes: np.ndarray, ks: Sequence[int]) -> dict[int, fl
 
 
 def summarize(verdicts: Sequence[Verdict], kind: str) -> dict[str, Any]:
-  """The means over modules, fit for JSON.
+  """Computes the means over modules, fit for JSON.
 
   Returns:
-    'model', 'random', 'default', 'oracle': as `metrics.summarize` gives them, for the model, for
-    a random ranking on
-      average, for trying nothing but the default config (which has top-k errors alone), and for
+    'model', 'random', 'default', 'oracle': means in the form of `metrics.summarize`: of the model;
+      of a random ranking, on average; of the default config alone, which has top-k errors only; of
       the best ranking.
     'intervals': metric -> `intervals.Interval` of the model as a dict.
-    All of them None without verdicts.
+    Each of them is None if there are no verdicts.
   """
   if not verdicts:
     return dict.fromkeys(('model', 'intervals', 'random', 'default', 'oracle'))
   results = [verdict.metrics for verdict in verdicts]
   model = metrics.summarize(results)
-  top_names = {f'top_{k}_error': k for k in metrics.TOP_KS[kind]}
+  model_intervals = intervals.of_table(module_table.ModuleTable.of(results))
 
-  def simple(opa: float, tau: float, of_verdict) -> dict[str, Any]:
+  def simple(
+    opa: float, tau: float, top_k_error: Callable[[Verdict, int], float]
+  ) -> dict[str, Any]:
     columns = {
       'opa': [opa if verdict.is_defined else math.nan for verdict in verdicts],
       'kendall_tau': [tau if verdict.is_defined else math.nan for verdict in verdicts],
-      **{name: [of_verdict(verdict, k) for verdict in verdicts] for name, k in top_names.items()},
     }
+    for k in metrics.TOP_KS[kind]:
+      columns[f'top_{k}_error'] = [top_k_error(verdict, k) for verdict in verdicts]
     means = {name: mean(column) for name, column in columns.items()}
-    return {
-      **model,
-      **means,
-      'opa_pooled': means['opa'],
-      'undefined': {name: sum(map(math.isnan, column)) for name, column in columns.items()},
-    }
+    undefined = {name: sum(map(math.isnan, column)) for name, column in columns.items()}
+    return {**model, **means, 'opa_pooled': means['opa'], 'undefined': undefined}
 
   return {
     'model': model,
-    'intervals': {
-      name: dataclasses.asdict(interval)
-      for name, interval in intervals.of_table(module_table.ModuleTable.of(results)).items()
-    },
+    'intervals': {name: dataclasses.asdict(interval) for name, interval in model_intervals.items()},
     'random': simple(0.5, 0.0, lambda verdict, k: verdict.random[k]),
     'default': simple(math.nan, math.nan, lambda verdict, _: verdict.default),
     'oracle': simple(1.0, 1.0, lambda verdict, _: 0.0 if verdict.is_defined else math.nan),
@@ -346,12 +315,13 @@ def metrics_json(
   modules: Sequence[Judged],
   indices: config_indices_lib.ConfigIndices | None = None,
 ) -> dict[str, Any]:
-  """The content of `metrics.json`: the means over `modules`, all of a split, and what they are
-  of.
+  """Makes the content of `metrics.json` from all modules of a split.
+
+  Returns:
+    Names of the run and its data, counts, and the means of `summarize`. 'listed' holds the path,
+    counts and means of the configs of `indices`, or None.
   """
-  verdicts = {
-    view: [module.verdicts[view] for module in modules if view in module.verdicts] for view in VIEWS
-  }
+  judged = _verdicts(modules, 'all')
   listed = None
   if indices is not None:
     names = [module.module_id for module in modules if module.module_id in indices.positions]
@@ -361,7 +331,7 @@ def metrics_json(
       'modules': len(names),
       'positions': sum(indices.positions[name].size for name in names),
       'repeated_positions': sum(repeated.get(name, 0) for name in names),
-      **summarize(verdicts['listed'], run.kind),
+      **summarize(_verdicts(modules, 'listed'), run.kind),
     }
   return {
     'run': run.path,
@@ -369,20 +339,20 @@ def metrics_json(
     'split': split,
     'collection': directory.manifest.collection,
     'model_name': run.options.name,
-    'unmeasured_modules': len(modules) - len(verdicts['all']),
-    **summarize(verdicts['all'], run.kind),
+    'unmeasured_modules': len(modules) - len(judged),
+    **summarize(judged, run.kind),
     'listed': listed,
   }
 
 
 def mean(values: Iterable[float]) -> float | None:
-  """The mean of the values that are not NaN; None without any."""
+  """Computes the mean of the values that are not NaN; None if there are none."""
   defined = [value for value in values if not math.isnan(value)]
   return math.fsum(defined) / len(defined) if defined else None
 
 
 def num_ops(directory: directory_lib.DatasetDirectory, split: str) -> dict[str, int]:
-  """Module -> its number of ops, read without decoding anything else.
+  """Reads the number of ops of each module, by module, and decodes nothing else.
 
   Raises:
     InputError: the split is missing or damaged.

@@ -1,9 +1,9 @@
-"""The report of an evaluation: one HTML file that needs nothing beside itself, drawn by its
-script from data inside.
+"""The report of an evaluation: one HTML file that needs no other file.
 
-`report_assets/` holds the page. It loads nothing, and a content security policy keeps it from
-doing so. Its size is bounded by the number of modules (some 100 bytes for each, run and split)
-and `MAX_POINTS` configs (some 15 bytes each).
+The script in the page draws the report from data in the page. `report_assets/` holds the page, its
+style and its script. The page loads nothing, and a content security policy forbids it. The size of
+a report is bounded by the number of modules (some 100 bytes for each module, run and split) and by
+`MAX_POINTS` configs (some 15 bytes each).
 """
 
 from __future__ import annotations
@@ -32,20 +32,26 @@ from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.metrics import metrics
 from tpu_graphs.metrics import programs
 
-MAX_POINTS = 100_000  # Configs in a report.
-MAX_SHOWN = 200  # Modules of a split whose configs are in it.
-_WORST = 100  # Of these, how many are the worst; the others are spread evenly over the rest.
+# Number of configs that a report holds at most; only `_MIN_POINTS` can make it more.
+MAX_POINTS = 100_000
+# Number of modules of a split whose configs are in a report: the `_WORST` worst modules, and others
+# that are spread evenly over the rest.
+MAX_SHOWN = 200
+_WORST = 100
+# A module that is shown has at least this number of configs in a report, if it has as many.
+_MIN_POINTS = 20
 _DIGITS = 5
 
 
 def metric_labels(names: Iterable[str]) -> dict[str, str]:
-  """Name of each metric among `names` -> what people call it."""
-  labels = {'opa': 'OPA', 'opa_pooled': 'OPA, pooled', 'kendall_tau': 'Kendall tau'}
+  """Maps the name of each metric among `names` to its label for people."""
   names = list(names)
-  return {
-    **{name: label for name, label in labels.items() if name in names},
-    **{name: f'top-{name.split("_")[1]} error' for name in names if name.startswith('top_')},
-  }
+  labels = {'opa': 'OPA', 'opa_pooled': 'OPA, pooled', 'kendall_tau': 'Kendall tau'}
+  found = {name: label for name, label in labels.items() if name in names}
+  for name in names:
+    if name.startswith('top_'):
+      found[name] = f'top-{name.split("_")[1]} error'
+  return found
 
 
 def content(
@@ -54,33 +60,43 @@ def content(
   directory: directory_lib.DatasetDirectory,
   command: Sequence[str],
 ) -> dict[str, Any]:
-  """What a report tells, fit for JSON; its lists of modules are parallel to
-  `splits[...].modules.ids`.
+  """Makes the content of a report, fit for JSON.
+
+  Its lists of modules are parallel to `splits[...].modules.ids`.
 
   Args:
-    results: of runs on splits, all of one data.
-    comparisons: of these.
+    results: results of runs on splits of the same data.
+    comparisons: comparisons of these results.
     directory: the data.
-    command: that makes the report, to be shown.
+    command: the command that makes the report, to be shown.
   """
   kind, manifest = directory.kind, directory.manifest
   loaded = list({result.run.path: result.run for result in results}.values())
   labels = {result.run.path: result.label for result in results}
-  splits = list(dict.fromkeys(result.split for result in results))
-  names = ('opa', 'kendall_tau', *(f'top_{k}_error' for k in metrics.TOP_KS[kind]))
+  results_of: dict[str, list[evaluation.Result]] = {}
+  for result in results:
+    results_of.setdefault(result.split, []).append(result)
+  splits = list(results_of)
+  top_names = [f'top_{k}_error' for k in metrics.TOP_KS[kind]]
+  names = ('opa', 'kendall_tau', *top_names)
   listed = results[0].metrics['listed']
-  shown = {
-    split: _shown([result for result in results if result.split == split]) for split in splits
-  }
-  most = max(
-    20,
-    min(
-      evaluation.MAX_POINTS,
-      MAX_POINTS // max(1, sum(len(shown[result.split]) for result in results)),
-    ),
-  )
+
+  shown = {split: _shown(of_split) for split, of_split in results_of.items()}
+  num_shown = sum(len(shown[result.split]) for result in results)
+  fitting = min(evaluation.MAX_POINTS, MAX_POINTS // max(1, num_shown))
+  most = max(_MIN_POINTS, fitting)
+
+  subject = ', '.join(labels.values()) if len(loaded) > 1 else loaded[0].options.name
+  convert = [
+    'tpu-graphs',
+    'convert',
+    f'--collection={manifest.collection}',
+    '--input=RAW',
+    f'--output={directory.path}',
+    *_flags(manifest.options),
+  ]
   return {
-    'title': f'{", ".join(labels.values()) if len(loaded) > 1 else loaded[0].options.name} on {manifest.collection}',
+    'title': f'{subject} on {manifest.collection}',
     'version': tpu_graphs.__version__,
     'kind': kind,
     'collection': manifest.collection,
@@ -89,17 +105,12 @@ def content(
       {'name': name, 'label': label, 'higher': metrics.higher_is_better(name), 'help': _help(name)}
       for name, label in metric_labels(names).items()
     ],
-    'headline': [
-      trainer_lib.SELECTION_METRIC[kind],
-      *(f'top_{k}_error' for k in metrics.TOP_KS[kind][:2]),
-    ],
+    'headline': [trainer_lib.SELECTION_METRIC[kind], *top_names[:2]],
     'ks': evaluation.CURVE_KS,
     'views': evaluation.VIEWS if listed else evaluation.VIEWS[:1],
     'listed': {'path': listed['path']} if listed else None,
     'runs': [_run(run, labels[run.path]) for run in loaded],
-    'splits': [
-      _split(next(result for result in results if result.split == split)) for split in splits
-    ],
+    'splits': [_split(of_split[0]) for of_split in results_of.values()],
     'results': [
       {
         'run': loaded.index(result.run),
@@ -110,32 +121,19 @@ def content(
     ],
     'comparisons': [_comparison(comparison) for comparison in comparisons],
     'manifest': _manifest(directory),
-    'commands': {
-      'convert': _command(
-        [
-          'tpu-graphs',
-          'convert',
-          f'--collection={manifest.collection}',
-          '--input=RAW',
-          f'--output={directory.path}',
-          *_flags(manifest.options),
-        ]
-      ),
-      'evaluate': _command(command),
-    },
+    'commands': {'convert': _command(convert), 'evaluate': _command(command)},
   }
 
 
 def dumps(content: Mapping[str, Any]) -> str:
-  """`content` as compact JSON in ASCII."""
+  """Formats the content of a report as compact JSON in ASCII."""
   return json.dumps(content, separators=(',', ':'), allow_nan=False)
 
 
 def render(content: Mapping[str, Any]) -> str:
-  """The page that shows `content`."""
+  """Renders the page that shows the content of a report."""
   assets = importlib.resources.files('baselines.evaluation') / 'report_assets'
-  # Names of modules are whatever a file says: nothing in the data may end the script element that
-  # holds it.
+  # The name of a module can be any text, and must not end the script element that holds the data.
   data = dumps(content).replace('<', r'\u003c').replace('>', r'\u003e').replace('&', r'\u0026')
   return string.Template((assets / 'report.html').read_text(encoding='utf-8')).substitute(
     title=html.escape(content['title']),
@@ -147,7 +145,7 @@ def render(content: Mapping[str, Any]) -> str:
 
 def _help(name: str) -> str:
   if name == 'opa':
-    return 'how often the faster of two configs is told; 1 is perfect, 0.5 is random'
+    return 'how often the faster of two configs is predicted faster; 1 is perfect, 0.5 is random'
   if name == 'kendall_tau':
     return 'rank correlation of scores and runtimes; 1 is perfect, 0 is random'
   k = int(name.split('_')[1])
@@ -160,8 +158,9 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _shown(results: Sequence[evaluation.Result]) -> list[int]:
-  """Positions of the modules whose configs are shown: the worst by the first run, and some of
-  the others.
+  """Returns the positions of the modules whose configs are shown.
+
+  These are the worst modules in the first of the results, and some of the others.
   """
   modules = results[0].modules
   k = metrics.TOP_KS[results[0].run.kind][0]
@@ -171,38 +170,40 @@ def _shown(results: Sequence[evaluation.Result]) -> list[int]:
     if 'all' in module.verdicts
   }
   by_error = sorted(error, key=lambda i: -1.0 if math.isnan(error[i]) else error[i], reverse=True)
-  rest = by_error[_WORST:]
+  worst, rest = by_error[:_WORST], by_error[_WORST:]
   spread = np.linspace(0, len(rest) - 1, min(len(rest), MAX_SHOWN - _WORST)).round().astype(int)
-  return sorted([*by_error[:_WORST], *(rest[i] for i in np.unique(spread))])
+  others = [rest[i] for i in np.unique(spread)]
+  return sorted(worst + others)
 
 
 def _run(run: runs.Run, label: str) -> dict[str, Any]:
   config = run.config
-  model, learnt = config.get('model', {}), config.get('training', {})
+  model = config.get('model', {})
   flags = {
     'model': model.get('name'),
     **model.get('parts', {}),
-    **learnt,
+    **config.get('training', {}),
     'valid_split': config.get('valid_split'),
   }
   data = config.get('data', {}).get('path', 'DATA')
+  command = ['tpu-graphs', 'train', f'--data={data}', f'--out={run.path}', *_flags(flags)]
   return {
     'label': label,
     'path': run.path,
     'model': run.options.name,
     'config': config,
     'history': history(run),
-    'command': _command(
-      ['tpu-graphs', 'train', f'--data={data}', f'--out={run.path}', *_flags(flags)]
-    ),
+    'command': _command(command),
   }
 
 
 def history(run: runs.Run) -> dict[str, Any] | None:
-  """The training curves; speeds, which tell of the machine, are left out.
+  """Reads the training curves; None if the run has none.
+
+  Speeds are left out, since they depend on the machine.
 
   Raises:
-    InputError: they are damaged.
+    InputError: the curves are damaged.
   """
   path = os.path.join(run.path, runs.HISTORY_NAME)
   if not tf.io.gfile.exists(path):
@@ -223,13 +224,11 @@ def history(run: runs.Run) -> dict[str, Any] | None:
   metric = f'{run.config.get("valid_split")}_{run.config.get("training", {}).get("metric")}'
   best = None
   if metric in columns:
-    judged = [
-      (row[columns.index(metric)], row[0])
-      for row in values
-      if row[columns.index(metric)] is not None
-    ]
+    column = columns.index(metric)
+    judged = [row for row in values if row[column] is not None]
     sign = 1 if metrics.higher_is_better(metric) else -1
-    best = max(judged, key=lambda pair: sign * pair[0])[1] if judged else None
+    if judged:
+      best = max(judged, key=lambda row: sign * row[column])[0]
   return {'columns': columns, 'rows': values, 'best': best}
 
 
@@ -267,25 +266,16 @@ def _view(
 ) -> dict[str, Any]:
   found = [module.verdicts.get(view) for module in result.modules]
   verdicts = [verdict for verdict in found if verdict is not None]
+  values = {}
+  for name in names:
+    values[name] = [
+      None if verdict is None else _rounded(verdict.metrics.values[name]) for verdict in found
+    ]
   grouped = programs.summarize(verdict.metrics for verdict in verdicts)
-  return {
-    'numbers': {
-      name: numbers[name] for name in ('model', 'intervals', 'random', 'default', 'oracle')
-    },
-    'curve': [
-      _rounded(evaluation.mean(verdict.curve[k] for verdict in verdicts))
-      for k in evaluation.CURVE_KS
-    ],
-    'randomCurve': [
-      _rounded(evaluation.mean(verdict.random[k] for verdict in verdicts))
-      for k in evaluation.CURVE_KS
-    ],
-    'values': {
-      name: [verdict and _rounded(verdict.metrics.values[name]) for verdict in found]
-      for name in names
-    },
-    'default': [verdict and _rounded(verdict.default) for verdict in found],
-    'programs': [
+  # Where each module is a program of its own, programs show nothing that modules do not.
+  shown_programs = None
+  if len(grouped) < len(verdicts):
+    shown_programs = [
       {
         'name': program,
         'modules': summary['num_modules'],
@@ -294,13 +284,24 @@ def _view(
       }
       for program, summary in grouped.items()
     ]
-    if len(grouped) < len(verdicts)
-    else None,
+  return {
+    'numbers': {
+      name: numbers[name] for name in ('model', 'intervals', 'random', 'default', 'oracle')
+    },
+    'curve': _mean_curve([verdict.curve for verdict in verdicts]),
+    'randomCurve': _mean_curve([verdict.random for verdict in verdicts]),
+    'values': values,
+    'default': [None if verdict is None else _rounded(verdict.default) for verdict in found],
+    'programs': shown_programs,
   }
 
 
+def _mean_curve(curves: Sequence[Mapping[int, float]]) -> list[float | None]:
+  return [_rounded(evaluation.mean(curve[k] for curve in curves)) for k in evaluation.CURVE_KS]
+
+
 def _points(module: evaluation.Judged, most: int) -> list[list[float | None]]:
-  """Slowdowns and scores of at most `most` configs and the fastest one."""
+  """Returns slowdowns and scores of at most `most` configs and of the fastest config."""
   chosen = np.linspace(0, module.score.size - 1, min(module.score.size, most)).round().astype(int)
   chosen = np.union1d(chosen, np.argmin(module.slowdown))
   return [
@@ -332,7 +333,7 @@ def _comparison(comparison: evaluation.Comparison) -> dict[str, Any]:
 
 
 def _manifest(directory: directory_lib.DatasetDirectory) -> dict[str, Any]:
-  """The manifest with the number of shards of each split in place of them."""
+  """Returns the manifest with the number of shards of each split in place of the shards."""
   found = dataclasses.asdict(directory.manifest)
   for split in found['splits'].values():
     split['shards'] = len(split['shards'])
@@ -340,7 +341,7 @@ def _manifest(directory: directory_lib.DatasetDirectory) -> dict[str, Any]:
 
 
 def _flags(options: Mapping[str, Any]) -> list[str]:
-  """Options as their flags; those without a value are left out."""
+  """Formats options as flags; options without a value are left out."""
   flags = []
   for name, value in options.items():
     if name == 'extra_features':
@@ -353,7 +354,7 @@ def _flags(options: Mapping[str, Any]) -> list[str]:
 
 
 def _command(words: Sequence[str]) -> str:
-  """A command line in lines of its own for each few flags."""
+  """Formats a command, broken into lines of at most about 90 characters."""
   lines = [' '.join(map(shlex.quote, words[:2]))]
   for word in map(shlex.quote, words[2:]):
     if len(lines[-1]) + len(word) > 90:

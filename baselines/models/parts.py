@@ -1,4 +1,4 @@
-"""The parts that models are put together from.
+"""Parts that models are assembled from.
 
 Shapes: B modules, K configs each, N ops, NC configurable ops, H hidden units. States are [N, K, H].
 """
@@ -19,7 +19,7 @@ from tpu_graphs.modules import features
 
 Statistics = Mapping[str, statistics_lib.ColumnStatistics]
 
-# Layout values are -1 ("no dimension") to 5, and what is larger is taken for the last.
+# Layout values are -1 ("no dimension") to 5. Larger values are treated as 5.
 _LAYOUT_VALUES = features.LAYOUT_DIMENSIONS + 1
 _FIRST_DIMENSION = features.node_feature_names().index('shape_dimensions_0')
 
@@ -29,12 +29,12 @@ class PartOptions:
   """Sizes of the layers of a model.
 
   Attributes:
-    hidden: H.
+    hidden: number of hidden units, H.
     layers: number of message passing layers.
     opcode_embedding: size of the embedding of an opcode.
-    directed: whether messages from operands and from consumers have weights of their own; else
-      both are neighbours of one undirected graph.
-    attention_heads: of GATv2; they share H out.
+    directed: whether messages from operands and messages from consumers have separate weights. If
+      not, both are neighbours in one undirected graph.
+    attention_heads: number of attention heads of GATv2; each has H / attention_heads units.
   """
 
   hidden: int = 64
@@ -45,25 +45,25 @@ class PartOptions:
 
   @property
   def num_relations(self) -> int:
-    """The number of `Structure.relations`."""
+    """Number of relations in `structure.BetweenOps.relations`."""
     return 2 if self.directed else 1
 
 
 class Normalizer(tf.keras.layers.Layer):
-  """Standardises sign(x) * log1p(|x|) of each column by the statistics of the train split;
-  constant columns become 0.
+  """Layer that standardises sign(x) * log1p(|x|) of each column; constant columns become 0.
 
-  The statistics are weights that are not trained, so a model's checkpoint holds them.
+  It uses the statistics of the train split. They are weights that are not trained, so the
+  checkpoint of a model holds them.
   """
 
   def __init__(self, statistics: statistics_lib.ColumnStatistics):
-    super().__init__(dtype=tf.float32)  # Under mixed precision too: values reach 3e9.
+    # The layer computes in float32 under mixed precision too, because values reach 3e9.
+    super().__init__(dtype=tf.float32)
     self._statistics = statistics
 
   def build(self, input_shape):
-    scale = np.where(
-      self._statistics.constant, 0.0, 1.0 / np.maximum(self._statistics.log_std, 1e-6)
-    )
+    inverse_std = 1.0 / np.maximum(self._statistics.log_std, 1e-6)
+    scale = np.where(self._statistics.constant, 0.0, inverse_std)
     for name, value in (('mean', self._statistics.log_mean), ('scale', scale)):
       weight = self.add_weight(
         name,
@@ -80,11 +80,10 @@ class Normalizer(tf.keras.layers.Layer):
 
 
 class LayerNorm(tf.keras.layers.Layer):
-  """Layer normalisation (Ba, Kiros, Hinton, 2016), (x - mean) / sqrt(variance + 1e-3), over the
-  last dimension.
+  """Layer normalisation over the last dimension: (x - mean) / sqrt(variance + 1e-3).
 
-  In float32, and without gain and bias, which Xu et al. (Understanding and improving layer
-  normalization, 2019) found to be no help.
+  Source: Ba, Kiros, Hinton, 2016. The layer computes in float32. It has no gain and no bias, which
+  Xu et al. (Understanding and improving layer normalization, 2019) found to be of no help.
   """
 
   def call(self, x):
@@ -99,22 +98,23 @@ def _standardize(x: tf.Tensor) -> tf.Tensor:
   centered = x - mean(x)
   scale = tf.math.rsqrt(mean(tf.square(centered)) + 1e-3)
   result = centered * scale
-  # Written out, the gradient takes half the passes over the data that are derived from the above.
-  return (
-    result,
-    lambda upstream: scale * (upstream - mean(upstream) - result * mean(upstream * result)),
-  )
+
+  # This explicit gradient takes half as many passes over the data as the derived gradient.
+  def gradient(upstream: tf.Tensor) -> tf.Tensor:
+    return scale * (upstream - mean(upstream) - result * mean(upstream * result))
+
+  return result, gradient
 
 
 class OpInput(tf.keras.layers.Layer):
-  """What is known of each op without any config, embedded and normalised: GraphTensor -> [N, F]."""
+  """Embedded opcode and normalised features of each op, without configs: GraphTensor -> [N, F]."""
 
   def __init__(self, options: PartOptions, statistics: Statistics):
     super().__init__()
     self._normalize = Normalizer(statistics['feat'])
-    self._normalize_extra = (
-      Normalizer(statistics['extra_feat']) if 'extra_feat' in statistics else None
-    )
+    self._normalize_extra = None
+    if 'extra_feat' in statistics:
+      self._normalize_extra = Normalizer(statistics['extra_feat'])
     self._embed = tf.keras.layers.Embedding(features.NUM_OPCODES, options.opcode_embedding)
 
   def call(self, graph: tfgnn.GraphTensor) -> tf.Tensor:
@@ -136,7 +136,7 @@ class TileConfigInput(tf.keras.layers.Layer):
     return self._normalize(graph.context['config_feat'])
 
   def to_modules(self, structure: structure_lib.Structure, encoded: tf.Tensor) -> tf.Tensor:
-    """[B, K, H] as it is."""
+    """Returns `encoded`, [B, K, H], unchanged."""
     del structure
     return encoded
 
@@ -144,9 +144,9 @@ class TileConfigInput(tf.keras.layers.Layer):
 class LayoutConfigInput(tf.keras.layers.Layer):
   """Configs of configurable ops: GraphTensor -> [NC, K, 132].
 
-  A layout lists dimensions by their number, so each value is taken as a category. What makes an
-  output layout fast is how long its minor dimensions are; these lengths are looked up and given
-  beside.
+  A layout lists dimensions by their number, so each value is encoded as a category. The lengths of
+  the minor dimensions decide whether an output layout is fast, so these lengths are looked up and
+  added as features.
   """
 
   def __init__(self, statistics: Statistics):
@@ -155,26 +155,25 @@ class LayoutConfigInput(tf.keras.layers.Layer):
 
   def call(self, graph: tfgnn.GraphTensor) -> tf.Tensor:
     layouts = tf.cast(graph.node_sets['config_op']['config_feat'], tf.int32)  # [NC, K, 18]
-    categories = tf.one_hot(
-      tf.clip_by_value(layouts + 1, 0, _LAYOUT_VALUES - 1), _LAYOUT_VALUES
-    )  # [NC, K, 18, 7]
-    of_op = tfgnn.broadcast_node_to_edges(
-      graph,
-      'configures',
-      tfgnn.TARGET,
-      feature_value=self._normalize(graph.node_sets['op']['feat']),
+    indices = tf.clip_by_value(layouts + 1, 0, _LAYOUT_VALUES - 1)
+    categories = tf.one_hot(indices, _LAYOUT_VALUES)  # [NC, K, 18, 7]
+    normalized = self._normalize(graph.node_sets['op']['feat'])  # [N, 140]
+    of_edges = tfgnn.broadcast_node_to_edges(
+      graph, 'configures', tfgnn.TARGET, feature_value=normalized
     )
-    of_op = tfgnn.pool_edges_to_node(
-      graph, 'configures', tfgnn.SOURCE, 'sum', feature_value=of_op
+    of_config_ops = tfgnn.pool_edges_to_node(
+      graph, 'configures', tfgnn.SOURCE, 'sum', feature_value=of_edges
     )  # [NC, 140]
-    lengths = of_op[:, _FIRST_DIMENSION : _FIRST_DIMENSION + features.LAYOUT_DIMENSIONS]
-    output = categories[:, :, : features.LAYOUT_DIMENSIONS, 1:]  # [NC, K, 6, 6]: slot, dimension.
+    end = _FIRST_DIMENSION + features.LAYOUT_DIMENSIONS
+    lengths = of_config_ops[:, _FIRST_DIMENSION:end]  # [NC, 6]
+    # The axes of `output` are NC, K, slot and dimension: [NC, K, 6, 6].
+    output = categories[:, :, : features.LAYOUT_DIMENSIONS, 1:]
     minor_to_major = tf.einsum('nksd,nd->nks', output, lengths)
     flat = tf.reshape(categories, [-1, tf.shape(layouts)[1], layouts.shape[2] * _LAYOUT_VALUES])
     return tf.concat([flat, minor_to_major], axis=-1)
 
   def to_modules(self, structure: structure_lib.Structure, encoded: tf.Tensor) -> tf.Tensor:
-    """[NC, K, H] -> [B, K, H]: the mean over a module's configurable ops."""
+    """Returns the mean over the configurable ops of each module: [NC, K, H] -> [B, K, H]."""
     return structure.config_modules.mean(encoded)
 
 
@@ -182,7 +181,7 @@ CONFIG_INPUTS = {'tile': TileConfigInput, 'layout': LayoutConfigInput}
 
 
 class BiasRelu(tf.keras.layers.Layer):
-  """relu(x + b), b for each column: [..., H] -> [..., H]."""
+  """Bias and ReLU, relu(x + b) with one b for each column: [..., H] -> [..., H]."""
 
   def build(self, input_shape):
     self.bias = self.add_weight('bias', shape=input_shape[-1:], initializer='zeros')
@@ -199,7 +198,7 @@ def _bias_relu(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
   def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     of_x = tf.raw_ops.ReluGrad(gradients=upstream, features=result)
     rows = tf.reshape(of_x, [-1, bias.shape[0]])
-    # A product with ones: on CPU several times as fast as the sum over rows.
+    # On CPU, a matrix product with ones is several times as fast as the sum over rows.
     of_bias = tf.matmul(tf.ones([1, tf.shape(rows)[0]], rows.dtype), rows)
     return of_x, tf.squeeze(of_bias, axis=0)
 
@@ -207,10 +206,11 @@ def _bias_relu(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
 
 
 class Projections(tf.keras.layers.Layer):
-  """Linear maps of one input, each by a matrix of its own: [..., F] -> a list of [..., H].
+  """Linear maps of one input, each with its own matrix: [..., F] -> a list of [..., H].
 
   Attributes:
-    kernels: [number, F, H]; one variable, since an optimizer takes some twenty operations for each.
+    kernels: the matrices, [number, F, H]. They are one variable, because an optimizer takes about
+      twenty operations for each variable.
   """
 
   def __init__(self, number: int, units: int):
@@ -219,9 +219,8 @@ class Projections(tf.keras.layers.Layer):
 
   def build(self, input_shape):
     number, units = self._shape
-    limit = math.sqrt(
-      6 / (input_shape[-1] + units)
-    )  # As Glorot and Bengio, 2010, have it, for each of the matrices.
+    # Glorot and Bengio, 2010, give this limit; it holds for each of the matrices.
+    limit = math.sqrt(6 / (input_shape[-1] + units))
     self.kernels = self.add_weight(
       'kernels',
       [number, input_shape[-1], units],
@@ -233,20 +232,19 @@ class Projections(tf.keras.layers.Layer):
     number, units = self._shape
     rows = tf.reshape(x, [-1, x.shape[-1]])
     shape = tf.concat([tf.shape(x)[:-1], [units]], axis=0)
-    return [
-      tf.reshape(tf.matmul(rows, kernel), shape) for kernel in tf.unstack(self.kernels, number)
-    ]
+    kernels = tf.unstack(self.kernels, number)
+    return [tf.reshape(tf.matmul(rows, kernel), shape) for kernel in kernels]
 
 
 class MessageLayer(tf.keras.layers.Layer):
-  """One round of message passing, with a residual: h' = LayerNorm(h + relu(update(h) + b)).
+  """One round of message passing with a residual: h' = LayerNorm(h + relu(update(h) + b)).
 
-  Subclasses are made from `PartOptions`. Each config is on its own: the dimension K is carried
-  along.
+  Subclasses are made from `PartOptions`. Each config is computed separately: the dimension K is
+  kept throughout.
 
   Attributes:
-    LINEAR: whether the update of a concatenation is the sum of updates of its parts, each by
-      weights of its own.
+    LINEAR: whether the update of a concatenation is the sum of updates of its parts, each with its
+      own weights.
   """
 
   LINEAR = True
@@ -257,18 +255,20 @@ class MessageLayer(tf.keras.layers.Layer):
     self._normalize = LayerNorm()
 
   def update(self, state: tf.Tensor, messages: structure_lib.Messages) -> tf.Tensor:
-    """[N, K, any] -> [N, K, H]; with other messages than `BetweenOps`, from [B, K, any] or [NC,
-    K, any].
+    """Computes the update of each op, [N, K, H], from states.
+
+    The states are [N, K, any] with messages `BetweenOps`, [B, K, any] with `FromModules`, and
+    [NC, K, any] with `FromConfigOps`.
     """
     raise NotImplementedError
 
   def call(self, state: tf.Tensor, messages: structure_lib.BetweenOps) -> tf.Tensor:
-    """[N, K, H] -> [N, K, H]."""
+    """Passes messages once: [N, K, H] -> [N, K, H]."""
     return self._normalize(state + self._activate(self.update(state, messages)))
 
 
 class NoMessages(MessageLayer):
-  """update = W h: a dense layer."""
+  """Dense layer without messages: update = W h."""
 
   def __init__(self, options: PartOptions):
     super().__init__()
@@ -285,14 +285,13 @@ class Head(tf.keras.layers.Layer):
   def __init__(self, options: PartOptions):
     super().__init__()
     self._hidden = tf.keras.layers.Dense(options.hidden, activation='relu')
-    self._score = tf.keras.layers.Dense(
-      1, dtype=tf.float32
-    )  # Under mixed precision too: scores differ by little.
+    # Scores are float32 under mixed precision too, because they differ only slightly.
+    self._score = tf.keras.layers.Dense(1, dtype=tf.float32)
 
   def call(self, state: tf.Tensor) -> tf.Tensor:
     return tf.squeeze(self._score(self._hidden(state)), axis=-1)
 
 
 def pool_ops(modules: structure_lib.Groups, state: tf.Tensor) -> tf.Tensor:
-  """Mean and maximum over the ops of each module, [N, ..., H] -> [B, ..., 2 H]."""
+  """Concatenates mean and maximum over the ops of each module: [N, ..., H] -> [B, ..., 2 H]."""
   return tf.concat([modules.mean(state), modules.maximum(state)], axis=-1)

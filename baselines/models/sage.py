@@ -1,5 +1,7 @@
-"""GraphSAGE (Hamilton, Ying, Leskovec: Inductive representation learning on large graphs, 2017,
-arXiv 1706.02216).
+"""GraphSAGE.
+
+Source: Hamilton, Ying, Leskovec: Inductive representation learning on large graphs, 2017, arXiv
+1706.02216.
 """
 
 from __future__ import annotations
@@ -11,13 +13,13 @@ from baselines.models import structure
 
 
 class SAGELayer(parts.MessageLayer):
-  """The mean aggregator: for each op i, update_i = W h_i + sum over relations r of V_r mean(h_j,
-  j sends to i by r).
+  """GraphSAGE layer with the mean aggregator.
 
-  With operands and consumers as two relations, this is Dir-SAGE (Rossi et al.: Edge
-  directionality improves learning on heterophilic graphs, 2023, arXiv 2305.10498). The paper's
-  normalisation of states to length 1 is left to the layer
-  normalisation: with a dimension of configs, TF-GNN's would mix them.
+  For each op i, update_i = W h_i + sum over relations r of V_r mean(h_j over ops j that send to i
+  via r). With operands and consumers as two relations, this is Dir-SAGE (Rossi et al.: Edge
+  directionality improves learning on heterophilic graphs, 2023, arXiv 2305.10498). The layer
+  normalisation takes the place of the paper's normalisation of states to length 1: TF-GNN's version
+  would mix configs along their dimension.
   """
 
   def __init__(self, options: parts.PartOptions):

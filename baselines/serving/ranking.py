@@ -1,5 +1,4 @@
-"""Ranks the configs of programs by a trained model: what `tpu_graphs.rank` and the command
-`rank` share.
+"""Ranks the configs of programs with a trained model, for `tpu_graphs.rank` and the command `rank`.
 
 ```
 ranking = tpu_graphs.rank('runs/layout', 'resnet50.pb', 200)   # 200 random layouts
@@ -22,6 +21,7 @@ from baselines.serving import saved_model
 from baselines.training import runs
 from tpu_graphs import errors
 from tpu_graphs import hlo
+from tpu_graphs import terminal
 from tpu_graphs.dataset import directory as directory_lib
 from tpu_graphs.modules import features
 from tpu_graphs.modules import module as module_lib
@@ -29,14 +29,16 @@ from tpu_graphs.modules import reduction
 from tpu_graphs.sources import candidates
 from tpu_graphs.sources import readers
 
-_SHARE = 10  # The best and the worst are a tenth of the configs each.
-_MAX_COLUMNS = 4  # That are named in a note.
-_MAX_NAMES = 5  # Of modules, in an error.
+# The best and the worst configs are a tenth of all configs each.
+_SHARE = 10
+# Number of columns that a note names.
+_MAX_COLUMNS = 4
+# Number of modules that an error names.
+_MAX_NAMES = 5
 _LAYOUT_COLUMNS = 'layout_minor_to_major_'
-_BOUNDS = (
-  6  # Of each of the three blocks of a tile config, which are followed by their sum and product.
-)
-# Feature of the statistics -> what its columns are columns of.
+# Number of bounds in each of the three blocks of a tile config; their sum and product follow them.
+_BOUNDS = 6
+# Feature of the statistics -> words for it in a note.
 _PLACES = {
   'feat': 'the features of ops',
   'extra_feat': 'the extra features',
@@ -45,30 +47,30 @@ _PLACES = {
 }
 
 Source = str | os.PathLike[str] | bytes | module_lib.Module
-# A file, arrays as for `candidates.with_configs`, or how many random layouts.
+# A file, arrays as for `candidates.with_configs`, or a number of random layouts.
 Configs = str | os.PathLike[str] | np.ndarray | Mapping[str, np.ndarray] | int
 
 
 class RankingWarning(UserWarning):
-  """A note of a `Ranking`."""
+  """A warning with a note of a `Ranking`."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Difference:
-  """What sets the configs that are predicted to be fast apart from the slow ones.
+  """A difference between the configs predicted fastest and slowest.
 
   Attributes:
-    name: of a configurable op, or of a column of tile configs.
-    opcode: of the op; '' for a column.
-    alike: number of other ops that have the same layouts as this one in all configs.
-    difference: between the best and the worst tenth of the configs, 0 to 1: for layouts the
-      share of configs that would have to change for both to have each layout equally often, for
-      a column the Kolmogorov-Smirnov statistic.
-    best: what is typical of the best: the most frequent layouts, int8 [18], or the median,
+    name: name of a configurable op, or of a column of tile configs.
+    opcode: opcode of the op; '' for a column.
+    alike: number of other ops that have the same layouts as this op in all configs.
+    difference: size of the difference between the best and the worst tenth of the configs, 0 to 1.
+      For layouts, the share of configs that would have to change so that both tenths have each
+      layout equally often; for a column, the Kolmogorov-Smirnov statistic.
+    best: typical value of the best tenth: the most frequent layouts, int8 [18], or the median,
       float32 scalar.
-    worst: of the worst.
-    effect: by how much the score of the best config rises when this alone becomes that of the
-      worst (for a bound, with sum and product); NaN where it cannot change alone.
+    worst: typical value of the worst tenth, in the same form.
+    effect: how much the score of the best config rises when this value alone is replaced with
+      `worst` (for a bound, with sum and product); NaN where the value cannot change alone.
   """
 
   name: str
@@ -82,19 +84,19 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Ranking:
-  """How a model ranks the configs of a module.
+  """A ranking of a module's configs by a model.
 
   Attributes:
-    order: int64 [C], positions of the configs, predicted fastest first; equal scores keep their
-      order.
-    scores: float32 [C], of the configs as they are in `module`; lower = predicted faster.
-    module: with its C configs.
+    order: positions of the configs, int64 [C], predicted fastest first; configs with equal scores
+      keep their order.
+    scores: scores of the configs in the order of `module`, float32 [C]; lower = predicted faster.
+    module: the module with its C configs.
     program: the serialized HloModuleProto of a layout module; None for tile, and where it is not
       known.
-    notes: what to know before relying on it, such as features outside the range of the training
-      data.
-    differences: what sets the best configs apart from the worst, most first; where it was asked
-      for.
+    notes: warnings to consider before the ranking is used, such as features outside the range of
+      the training data.
+    differences: differences between the best and the worst configs, largest first; empty unless an
+      explanation was asked for.
   """
 
   order: np.ndarray
@@ -106,7 +108,7 @@ class Ranking:
 
   @property
   def best_first(self) -> module_lib.Module:
-    """The module with its configs in the order predicted."""
+    """Returns the module with its configs in the predicted order."""
     return self.module.select_configs(self.order)
 
 
@@ -119,26 +121,26 @@ def rank(
   seed: int = 0,
   explain: int = 0,
 ) -> Ranking:
-  """Ranks the configs of a program by a trained model.
+  """Ranks the configs of a program with a trained model.
 
-  Notes of the result are also given as Python warnings, of the category `RankingWarning`.
+  Notes of the result are also issued as Python warnings of the category `RankingWarning`.
 
   Args:
-    run: run directory, or a `Ranker` of one, which is quicker when more than one program is ranked.
-    module: an npz file, HLO protobuf or HLO text, by its path; the bytes of a serialized HLO
-      protobuf; or a `Module`, with the features that the run was trained with.
-    configs: to rank in place of those of the module: the path of an npz, JSON or CSV file;
+    run: run directory, or its `Ranker`, which is faster when more than one program is ranked.
+    module: path of an npz file, HLO protobuf or HLO text; the bytes of a serialized HLO protobuf;
+      or a `Module` with the features that the run was trained with.
+    configs: configs to rank in place of the module's own: the path of an npz, JSON or CSV file;
       `config_feat` [C, 24] or `node_config_feat` [C, NC, 18] of the
-      `candidates.configurable_ops`; arrays by name; or how many random layouts.
-    name: the `module_id`, or position, of the module in a file with several.
-    seed: of the random layouts.
-    explain: how many ops, or columns, to explain the ranking by.
+      `candidates.configurable_ops`; arrays by name; or the number of random layouts to make.
+    name: `module_id` or position of the module, in a file with several modules.
+    seed: seed of the random layouts.
+    explain: number of ops or columns with which to explain the ranking.
 
   Returns:
     The ranking: `order` and `scores`.
 
   Raises:
-    InputError: run, module or configs cannot be used, or do not fit each other.
+    InputError: the run, the module or the configs cannot be used, or do not fit each other.
   """
   ranker = run if isinstance(run, Ranker) else Ranker(run)
   [(found, program)] = ranker.read(module, name=name, only_one=True)
@@ -149,13 +151,13 @@ def rank(
 
 
 class Ranker:
-  """A trained model, ready to rank."""
+  """A trained model that ranks programs."""
 
   def __init__(self, run: str | os.PathLike[str]):
     """Loads a run directory.
 
     Raises:
-      InputError: see `runs.load`, and the functions of its extra features.
+      InputError: see `runs.load`; or a function of the run's extra features cannot be loaded.
     """
     self.run = runs.load(os.fspath(run))
     self.choices = self.run.choices.resolve()
@@ -169,15 +171,15 @@ class Ranker:
   def read(
     self, source: Source, *, name: str | None = None, only_one: bool = False
   ) -> list[tuple[module_lib.Module, bytes | None]]:
-    """The modules of a source, see `rank`, with their programs where these are known.
+    """Reads the modules of a source, with their programs where these are known.
 
     Args:
-      source: see `rank`.
-      name: of the only one that is wanted.
-      only_one: refuse several.
+      source: a source as for the function `rank`.
+      name: name or position of the only module to read; None: all modules.
+      only_one: whether to refuse several modules.
 
     Raises:
-      InputError: the source cannot be read, or not as modules for this run.
+      InputError: the source cannot be read, or its modules do not fit the run.
     """
     if isinstance(source, module_lib.Module):
       self._check(source)
@@ -194,12 +196,11 @@ class Ranker:
           'several modules',
           found=f'{len(chosen)}: {_names(extraction)}',
           expected='one',
-          fix='choose it by --module',
+          fix='choose one with --module',
         )
-    return [
-      (extraction.modules[i], extraction.program(i) if self.run.kind == 'layout' else None)
-      for i in chosen
-    ]
+    if self.run.kind != 'layout':
+      return [(extraction.modules[i], None) for i in chosen]
+    return [(extraction.modules[i], extraction.program(i)) for i in chosen]
 
   def rank(
     self,
@@ -213,33 +214,38 @@ class Ranker:
     """Ranks the configs of a module; see the function `rank`.
 
     Raises:
-      InputError: module or configs do not fit the run, or there are none.
+      InputError: the module or the configs do not fit the run, or there are no configs.
     """
     self._check(module)
     notes = []
     if configs is not None:
       module = _with_configs(module, configs, program, seed)
       if isinstance(configs, int) and module.num_configs < configs:
-        notes.append(f'the program has only {module.num_configs} different layouts')
+        layouts = terminal.plural(module.num_configs, 'different layout')
+        notes.append(f'the program has only {layouts}')
     if not module.num_configs:
+      choices = '--configs=FILE.npz'
+      if module.kind == 'layout':
+        choices += ' or --random_configs=N'
       raise errors.InputError(
         'no config to rank',
         where=module.module_id,
         found='a program without configs',
         expected='at least one',
-        fix='give --configs=FILE.npz'
-        + (' or --random_configs=N' if module.kind == 'layout' else ''),
+        fix=f'give {choices}',
       )
     reduced = self._reduced(module)
     scores = self._scores(reduced)
     order = np.argsort(scores, kind='stable')
     if module.num_configs > 1 and scores.min() == scores.max():
       notes.append(
-        f'all {module.num_configs:,} configs have the same score: their order says nothing; the model may '
-        'need more training'
+        f'all {module.num_configs:,} configs have the same score, so their order means nothing; '
+        'the model may need more training'
       )
     notes += self._out_of_range(reduced)
-    differences = self._differences(module, order, scores, program, explain) if explain else ()
+    differences = []
+    if explain:
+      differences = self._differences(module, order, scores, program, explain)
     return Ranking(
       order=order,
       scores=scores,
@@ -250,7 +256,7 @@ class Ranker:
     )
 
   def _check(self, module: module_lib.Module) -> None:
-    """Refuses a module whose features are not those that the model knows."""
+    """Refuses a module whose features differ from the features that the model knows."""
     where = module.module_id
     if module.kind != self.run.kind:
       raise errors.InputError(
@@ -258,21 +264,19 @@ class Ranker:
       )
     if module.num_extra != self.choices.num_extra:
       raise errors.InputError(
-        'other extra features than those of the run',
+        'extra features differ from the extra features of the run',
         where=where,
         found=f'{module.num_extra} columns',
         expected=', '.join(self.choices.extra_columns) or 'none',
         fix='read the program with the choices of the run',
       )
-    columns = [
-      i for i, name in enumerate(features.node_feature_names()) if name.startswith(_LAYOUT_COLUMNS)
-    ]
-    padding = (
-      -1 if (module.node_feat[:, columns] < 0).any() else 0
-    )  # No program has shapes of six dimensions only.
+    names = features.node_feature_names()
+    columns = [i for i, name in enumerate(names) if name.startswith(_LAYOUT_COLUMNS)]
+    # Every program has padding, since no program has only shapes of six dimensions.
+    padding = -1 if (module.node_feat[:, columns] < 0).any() else 0
     if padding != self.choices.layout_padding:
       raise errors.InputError(
-        'other padding of layouts than that of the run',
+        'padding of layouts differs from the padding of the run',
         where=where,
         found=padding,
         expected=self.choices.layout_padding,
@@ -280,14 +284,14 @@ class Ranker:
       )
 
   def _reduced(self, module: module_lib.Module) -> module_lib.Module:
-    """The module as modules of the training data were reduced; for most runs, as it is."""
+    """Reduces the module as the modules of the training data were reduced, if they were."""
     options = self.run.config.get('data', {}).get('options', {})
     if options.get('keep_hops') is None or not module.num_config_ops:
       return module
     return reduction.keep_hops(module, options['keep_hops'], rest=options['rest'])
 
   def _scores(self, module: module_lib.Module) -> np.ndarray:
-    """float32 [C], of configs in their order."""
+    """Scores the configs; returns float32 [C], in the order of the configs."""
     arrays = {name: tf.constant(array) for name, array in saved_model.arrays_of(module).items()}
     scores = self._served.tensors(arrays)['scores'].numpy()
     if not np.isfinite(scores).all():
@@ -300,16 +304,15 @@ class Ranker:
     return scores
 
   def _out_of_range(self, module: module_lib.Module) -> Iterator[str]:
-    """A note for each feature some of whose columns have values that training has not seen."""
+    """Yields a note for each feature with values outside the range of the training data."""
     layouts = module.node_config_feat
+    if layouts is not None:
+      layouts = layouts.reshape(-1, features.NUM_LAYOUT_FEATURES)
     arrays = {
       'feat': (module.node_feat, features.node_feature_names()),
       'extra_feat': (module.extra_feat, self.choices.extra_columns),
       'config_feat': (module.config_feat, features.tile_feature_names()),
-      'node_config_feat': (
-        None if layouts is None else layouts.reshape(-1, features.NUM_LAYOUT_FEATURES),
-        features.layout_feature_names(),
-      ),
+      'node_config_feat': (layouts, features.layout_feature_names()),
     }
     for feature, (values, names) in arrays.items():
       seen = self._statistics.get(feature)
@@ -317,22 +320,23 @@ class Ranker:
         continue
       extremes = np.stack([values.min(axis=0), values.max(axis=0)]).astype(np.float64)
       bounds = np.array([seen['min'], seen['max']])
-      # How far outside: on the scale on which models look at features.
+      # Distances outside the range are measured on the scale that models use for features.
       beyond = (features.signed_log(extremes) - features.signed_log(bounds)) * [[-1], [1]]
-      columns = [
-        column
-        for column in np.argsort(-beyond.max(axis=0), kind='stable')
-        if beyond[:, column].max() > 0
-      ]
-      if columns:
-        told = [
-          f'{names[i]} {extremes[int(beyond[:, i].argmax()), i]:g} ({bounds[0, i]:g} to {bounds[1, i]:g})'
-          for i in columns[:_MAX_COLUMNS]
-        ]
-        yield (
-          f'values outside the range of the training data in {len(columns)} of {len(names)} columns of '
-          f'{_PLACES[feature]}: {", ".join([*told, *["…"][: len(columns) - _MAX_COLUMNS]])}'
-        )
+      farthest = beyond.max(axis=0)
+      by_distance = np.argsort(-farthest, kind='stable')
+      columns = [column for column in by_distance if farthest[column] > 0]
+      if not columns:
+        continue
+      named = []
+      for i in columns[:_MAX_COLUMNS]:
+        value = extremes[int(beyond[:, i].argmax()), i]
+        named.append(f'{names[i]} {value:g} ({bounds[0, i]:g} to {bounds[1, i]:g})')
+      if len(columns) > _MAX_COLUMNS:
+        named.append('…')
+      yield (
+        f'values outside the range of the training data in {len(columns)} of '
+        f'{terminal.plural(len(names), "column")} of {_PLACES[feature]}: {", ".join(named)}'
+      )
 
   def _differences(
     self,
@@ -342,6 +346,7 @@ class Ranker:
     program: bytes | None,
     number: int,
   ) -> list[Difference]:
+    """Finds the `number` largest differences between the best and the worst configs."""
     share = max(order.size // _SHARE, 1)
     best, worst = order[:share], order[-share:]
     if module.kind == 'tile':
@@ -349,44 +354,42 @@ class Ranker:
       found = _columns(module, best, worst)
     else:
       name, given = 'node_config_feat', {'node_config_ids': module.node_config_ids}
-      found = _layouts(
-        module, best, worst, None if program is None else candidates.op_names(program)
-      )
-    found = sorted(
-      (each for each in found if each[0].difference > 0), key=lambda each: -each[0].difference
-    )[:number]
-    if not found:
+      names = None if program is None else candidates.op_names(program)
+      found = _layouts(module, best, worst, names)
+    changes = [each for each in found if each[0].difference > 0]
+    changes.sort(key=lambda each: -each[0].difference)
+    changes = changes[:number]
+    if not changes:
       return []
-    tried = np.repeat(getattr(module, name)[order[:1]], len(found), axis=0)
-    for row, (_, change) in zip(tried, found, strict=True):
+    # Each difference is applied to its own copy of the best config.
+    tried = np.repeat(getattr(module, name)[order[:1]], len(changes), axis=0)
+    for row, (_, change) in zip(tried, changes, strict=True):
       change(row)
-    effects = (
-      self._scores(self._reduced(candidates.with_configs(module, {name: tried, **given})))
-      - scores[order[0]]
-    )
+    changed = candidates.with_configs(module, {name: tried, **given})
+    effects = self._scores(self._reduced(changed)) - scores[order[0]]
     return [
       dataclasses.replace(difference, effect=float(effect) + difference.effect)
-      for (difference, _), effect in zip(found, effects, strict=True)
+      for (difference, _), effect in zip(changes, effects, strict=True)
     ]
 
 
-# A difference, its effect 0 or NaN, and what changes a config, [24] or [NC, 18], so that its effect
-# can be seen.
+# A difference, whose effect is still 0 or NaN, and a function that changes a config, [24] or
+# [NC, 18], in place, so that the effect can be measured.
 _Change = tuple[Difference, Callable[[np.ndarray], None]]
 
 
 def _layouts(
   module: module_lib.Module, best: np.ndarray, worst: np.ndarray, names: Sequence[str] | None
 ) -> Iterator[_Change]:
-  """Of each group of configurable ops that have the same layouts in all configs."""
+  """Yields a change for each group of configurable ops with the same layouts in all configs."""
   groups: dict[bytes, list[int]] = {}
   for j in range(module.num_config_ops):
     groups.setdefault(module.node_config_feat[:, j].tobytes(), []).append(j)
   for ops in groups.values():
     layouts, which = np.unique(module.node_config_feat[:, ops[0]], axis=0, return_inverse=True)
-    of_best, of_worst = (
-      np.bincount(which.reshape(-1)[chosen], minlength=len(layouts)) for chosen in (best, worst)
-    )
+    which = which.reshape(-1)
+    of_best = np.bincount(which[best], minlength=len(layouts))
+    of_worst = np.bincount(which[worst], minlength=len(layouts))
     node = module.node_config_ids[ops[0]]
     typical = layouts[of_worst.argmax()]
 
@@ -408,13 +411,13 @@ def _layouts(
 
 
 def _columns(module: module_lib.Module, best: np.ndarray, worst: np.ndarray) -> Iterator[_Change]:
-  """Of each column of tile configs."""
+  """Yields a change for each column of tile configs."""
   for column, name in enumerate(features.tile_feature_names()):
-    of_best, of_worst = (np.sort(module.config_feat[chosen, column]) for chosen in (best, worst))
+    of_best = np.sort(module.config_feat[best, column])
+    of_worst = np.sort(module.config_feat[worst, column])
     values = np.union1d(of_best, of_worst)
-    shares = [
-      np.searchsorted(each, values, side='right') / each.size for each in (of_best, of_worst)
-    ]
+    share_of_best = np.searchsorted(of_best, values, side='right') / of_best.size
+    share_of_worst = np.searchsorted(of_worst, values, side='right') / of_worst.size
     block, place = divmod(column, _BOUNDS + 2)
     typical = of_worst[of_worst.size // 2]
 
@@ -422,8 +425,10 @@ def _columns(module: module_lib.Module, best: np.ndarray, worst: np.ndarray) -> 
       config: np.ndarray, column: int = column, block: int = block, typical: np.ndarray = typical
     ) -> None:
       config[column] = typical
-      bounds, totals = np.split(config[block * (_BOUNDS + 2) :][: _BOUNDS + 2], [_BOUNDS])  # Views.
-      totals[:] = bounds.sum(), bounds[bounds != 0].prod() if bounds.any() else 0
+      start = block * (_BOUNDS + 2)
+      bounds = config[start : start + _BOUNDS]
+      product = bounds[bounds != 0].prod() if bounds.any() else 0
+      config[start + _BOUNDS : start + _BOUNDS + 2] = bounds.sum(), product
 
     yield (
       Difference(
@@ -432,7 +437,7 @@ def _columns(module: module_lib.Module, best: np.ndarray, worst: np.ndarray) -> 
         alike=0,
         best=of_best[of_best.size // 2],
         worst=typical,
-        difference=float(np.abs(shares[0] - shares[1]).max()),
+        difference=float(np.abs(share_of_best - share_of_worst).max()),
         effect=0.0 if place < _BOUNDS else np.nan,
       ),
       change,
@@ -443,14 +448,13 @@ def _with_configs(
   module: module_lib.Module, configs: Configs, program: bytes | None, seed: int
 ) -> module_lib.Module:
   if isinstance(configs, str | os.PathLike):
-    return candidates.read(
-      configs, module, names=None if program is None else candidates.op_names(program)
-    )
+    names = None if program is None else candidates.op_names(program)
+    return candidates.read(configs, module, names=names)
   if not isinstance(configs, int):
     return candidates.with_configs(module, configs)
   if module.kind != 'layout':
     raise errors.InputError(
-      'random configs of another kind',
+      'random configs for tile',
       where='--random_configs',
       found=f'a {module.kind} run',
       expected='a layout run, since they are layouts',
@@ -467,16 +471,18 @@ def _with_configs(
 
 
 def _choose(extraction: hlo.Extraction, wanted: str | None) -> Sequence[int]:
-  """Positions of the modules to rank."""
+  """Returns the positions of the modules to rank.
+
+  Raises:
+    InputError: there is no module, or not the wanted one.
+  """
   names = [module.module_id for module in extraction.modules]
   if not names:
-    raise errors.InputError(
-      'no module to rank',
-      found=', '.join(
-        f'{count} modules with {reason}' for reason, count in extraction.skipped.items()
-      )
-      or '0 modules',
-    )
+    skipped = [
+      f'{terminal.plural(count, "module")} with {reason}'
+      for reason, count in extraction.skipped.items()
+    ]
+    raise errors.InputError('no module to rank', found=', '.join(skipped) or '0 modules')
   if wanted is None:
     return range(len(names))
   if wanted in names:
@@ -493,4 +499,7 @@ def _choose(extraction: hlo.Extraction, wanted: str | None) -> Sequence[int]:
 
 def _names(extraction: hlo.Extraction) -> str:
   names = [module.module_id for module in extraction.modules]
-  return ', '.join([*names[:_MAX_NAMES], *['…'][: len(names) - _MAX_NAMES]])
+  shown = names[:_MAX_NAMES]
+  if len(names) > _MAX_NAMES:
+    shown.append('…')
+  return ', '.join(shown)

@@ -1,8 +1,7 @@
-"""A trained model as TensorFlow functions of plain tensors: what an exported model answers
-requests with.
+"""A trained model as TensorFlow functions of plain tensors, which an exported model offers.
 
-They are made of TensorFlow's own operations alone, so a program that serves them has neither
-tpu_graphs nor TF-GNN.
+The functions consist of TensorFlow's own operations alone, so a program that serves them needs
+neither tpu_graphs nor TF-GNN.
 """
 
 from __future__ import annotations
@@ -17,34 +16,35 @@ from tpu_graphs.input import loading
 from tpu_graphs.modules import features
 from tpu_graphs.modules import module as module_lib
 
-NO_SCORE = float(
-  'inf'
-)  # Of configs that a module in a batch does not have: they come last in any order.
-# Configs are scored so many at a time that ops x configs is about this, which bounds memory.
+# Score that fills up modules with fewer configs than others of a batch, so that it sorts last.
+NO_SCORE = float('inf')
+# Number of configs that are scored at a time times number of ops, about. This bounds memory.
 _ROWS = 1 << 18
 _LEAST_CONFIGS, _MOST_CONFIGS = 16, 4096
 
 
 class ServedModel(tf.Module):
-  """Scores of all configs of modules, lower = predicted faster; none depends on the others.
+  """A model that scores all configs of modules, lower = predicted faster.
 
-  Two functions with a signature each: `examples` takes serialized records of a dataset directory
-  (docs/formats.md), any number of any sizes; `tensors` takes the arrays of one module.
+  The score of a config does not depend on other configs. There are two functions, each with a
+  signature: `examples` takes serialized records of a dataset directory (docs/formats.md), any
+  number of any sizes; `tensors` takes the arrays of one module.
   """
 
   def __init__(self, model: tf.keras.Model, kind: str, *, num_extra: int = 0):
-    """Serves a model.
+    """Makes the functions of a model.
 
     Args:
-      model: see `baselines.models`.
+      model: the model, see `baselines.models`.
       kind: 'tile' or 'layout'.
-      num_extra: number of columns of extra features that it takes.
+      num_extra: number of columns of extra features that the model takes.
     """
     super().__init__()
-    self.weights = list(
-      model.variables
-    )  # Not the model itself: to save it would need Keras and TF-GNN where it loads.
-    self._score = lambda graph: model(graph)  # A function is not saved.
+    # Only the weights are an attribute: with the model itself, a SavedModel would need Keras and
+    # TF-GNN where it is loaded.
+    self.weights = list(model.variables)
+    # A function as an attribute is not saved.
+    self._score = lambda graph: model(graph)
     self._kind = kind
     self._num_extra = num_extra
     self.examples = tf.function(
@@ -55,15 +55,16 @@ class ServedModel(tf.Module):
     self.tensors = tf.function(self._tensors, autograph=False, input_signature=[self._specs()])
 
   def signatures(self) -> dict[str, tf.types.experimental.ConcreteFunction]:
-    """Signatures to save: by convention one of them is called 'serving_default'."""
+    """Returns the signatures to save; by convention one of them is called 'serving_default'."""
     return {
       'serving_default': self.examples.get_concrete_function(),
       'tensors': self.tensors.get_concrete_function(),
     }
 
   def _specs(self) -> dict[str, tf.TensorSpec]:
-    """Of the arrays of a module with N ops, E edges, C configs and, for layout, NC configurable
-    ops.
+    """Returns the specs of a module's arrays, with sizes open.
+
+    The arrays have N ops, E edges, C configs and, for layout, NC configurable ops.
     """
     shapes = {
       'opcode': ([None], tf.int64),
@@ -82,16 +83,20 @@ class ServedModel(tf.Module):
     return {name: tf.TensorSpec(shape, dtype, name=name) for name, (shape, dtype) in shapes.items()}
 
   def _tensors(self, arrays: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """The arrays of `_specs` -> 'scores', float32 [C].
+    """Scores a module, given by the arrays of `_specs`.
+
+    Returns:
+      'scores': float32 [C].
 
     Raises (when run):
       InvalidArgumentError: sizes do not fit each other, or an index is out of range.
     """
     with tf.control_dependencies(self._checks(arrays)):
-      return {'scores': self._scores({name: tf.identity(array) for name, array in arrays.items()})}
+      checked = {name: tf.identity(array) for name, array in arrays.items()}
+      return {'scores': self._scores(checked)}
 
   def _examples(self, examples: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Serialized records, string [B] -> scores of the configs of each, as dense tensors.
+    """Scores the configs of serialized records, string [B].
 
     Returns:
       'scores': float32 [B, largest C], filled up with `NO_SCORE`.
@@ -107,11 +112,10 @@ class ServedModel(tf.Module):
     }
     if self._num_extra:
       names['nodes/op.extra_feat'] = tf.float32
-    names |= (
-      {'context/config_feat': tf.float32}
-      if self._kind == 'tile'
-      else {'edges/configures.#target': tf.int64}
-    )
+    if self._kind == 'tile':
+      names['context/config_feat'] = tf.float32
+    else:
+      names['edges/configures.#target'] = tf.int64
     wanted = {name: tf.io.RaggedFeature(dtype) for name, dtype in names.items()}
     if self._kind == 'layout':
       wanted['context/node_config_feat'] = tf.io.FixedLenFeature([], tf.string)
@@ -134,36 +138,29 @@ class ServedModel(tf.Module):
     }
 
   def _arrays(self, record: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """The parsed features of a record, flat -> the arrays of `_specs`."""
+    """Turns the parsed features of a record, which are flat, into the arrays of `_specs`."""
+    consumer, operand = record['edges/operand.#target'], record['edges/operand.#source']
     arrays = {
       'opcode': record['nodes/op.opcode'],
       'feat': tf.reshape(record['nodes/op.feat'], [-1, features.NUM_NODE_FEATURES]),
-      'edge_index': tf.stack(
-        [record['edges/operand.#target'], record['edges/operand.#source']], axis=1
-      ),
+      'edge_index': tf.stack([consumer, operand], axis=1),
     }
     if self._num_extra:
       arrays['extra_feat'] = tf.reshape(record['nodes/op.extra_feat'], [-1, self._num_extra])
     number = tf.shape(record['context/config_id'])[0]
     if self._kind == 'tile':
-      return {
-        **arrays,
-        'config_feat': tf.reshape(
-          record['context/config_feat'], [number, features.NUM_TILE_FEATURES]
-        ),
-      }
-    config_ops = record['edges/configures.#target']
-    layouts = tf.io.decode_raw(record['context/node_config_feat'], tf.int8)
-    return {
-      **arrays,
-      'node_config_ids': config_ops,
-      'node_config_feat': tf.reshape(
-        layouts, [number, tf.shape(config_ops)[0], features.NUM_LAYOUT_FEATURES]
-      ),
-    }
+      shape = [number, features.NUM_TILE_FEATURES]
+      arrays['config_feat'] = tf.reshape(record['context/config_feat'], shape)
+    else:
+      config_ops = record['edges/configures.#target']
+      layouts = tf.io.decode_raw(record['context/node_config_feat'], tf.int8)
+      shape = [number, tf.shape(config_ops)[0], features.NUM_LAYOUT_FEATURES]
+      arrays['node_config_ids'] = config_ops
+      arrays['node_config_feat'] = tf.reshape(layouts, shape)
+    return arrays
 
   def _checks(self, arrays: Mapping[str, tf.Tensor]) -> list[tf.Operation]:
-    """Refuses what some devices would take without a word."""
+    """Checks sizes and indices, since some devices would accept wrong ones without an error."""
     ops = tf.shape(arrays['opcode'], tf.int64)[0]
     sizes = [(arrays['opcode'], 'N'), (arrays['feat'], 'NF')]
     if self._num_extra:
@@ -176,15 +173,12 @@ class ServedModel(tf.Module):
     checks.append(tf.debugging.assert_positive(ops, message='a module without ops'))
     for name, limit in indices.items():
       checks.append(tf.debugging.assert_non_negative(arrays[name], message=f'{name} below 0'))
-      checks.append(
-        tf.debugging.assert_less(
-          arrays[name], tf.cast(limit, tf.int64), message=f'{name} out of range'
-        )
-      )
+      limit = tf.cast(limit, tf.int64)
+      checks.append(tf.debugging.assert_less(arrays[name], limit, message=f'{name} out of range'))
     return [check for check in checks if check is not None]
 
   def _scores(self, arrays: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """float32 [C], some configs at a time."""
+    """Scores the configs, some at a time; returns float32 [C]."""
     configs = arrays['config_feat' if self._kind == 'tile' else 'node_config_feat']
     number = tf.shape(configs)[0]
     size = tf.clip_by_value(
@@ -193,16 +187,15 @@ class ServedModel(tf.Module):
     chunks = (number + size - 1) // size
 
     def score(i: tf.Tensor, scores: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
-      return i + 1, scores.write(
-        i, self._score(self._graph(arrays, configs[i * size : (i + 1) * size]))[0]
-      )
+      graph = self._graph(arrays, configs[i * size : (i + 1) * size])
+      return i + 1, scores.write(i, self._score(graph)[0])
 
     scores = tf.TensorArray(tf.float32, chunks, infer_shape=False, element_shape=[None])
     _, scores = tf.while_loop(lambda i, _: i < chunks, score, (0, scores), parallel_iterations=1)
     return tf.cond(chunks > 0, scores.concat, lambda: tf.zeros([0]))
 
   def _graph(self, arrays: Mapping[str, tf.Tensor], configs: tf.Tensor) -> tfgnn.GraphTensor:
-    """A module with some of its configs, [k, ...], as models take it: one component, B = 1."""
+    """Makes a module with some of its configs, [k, ...], into a graph of one component, B = 1."""
     op_features = {
       name: arrays[name] for name in ('opcode', 'feat', 'extra_feat') if name in arrays
     }
@@ -217,7 +210,7 @@ class ServedModel(tf.Module):
         adjacency=tfgnn.Adjacency.from_indices(('op', operand), ('op', consumer)),
       )
     }
-    # Models take from it how many modules there are.
+    # Models take the number of modules from `config_id`.
     context = {'config_id': tf.range(tf.shape(configs, tf.int64)[0])[tf.newaxis]}
     if self._kind == 'tile':
       context['config_feat'] = configs[tf.newaxis]
@@ -240,7 +233,7 @@ class ServedModel(tf.Module):
 
 
 def arrays_of(module: module_lib.Module) -> dict[str, np.ndarray]:
-  """A module as the signature `tensors` takes it."""
+  """Returns a module as the arrays that the signature `tensors` takes."""
   arrays = {
     'opcode': module.node_opcode.astype(np.int64),
     'feat': module.node_feat,
@@ -248,10 +241,14 @@ def arrays_of(module: module_lib.Module) -> dict[str, np.ndarray]:
   }
   if module.num_extra:
     arrays['extra_feat'] = module.extra_feat
-  names = ('config_feat',) if module.kind == 'tile' else ('node_config_ids', 'node_config_feat')
-  return {**arrays, **{name: getattr(module, name) for name in names}}
+  if module.kind == 'tile':
+    arrays['config_feat'] = module.config_feat
+  else:
+    arrays['node_config_ids'] = module.node_config_ids
+    arrays['node_config_feat'] = module.node_config_feat
+  return arrays
 
 
 def _size(values: tf.Tensor) -> tf.Tensor:
-  """Of a node or edge set with one component, int64 [1]."""
+  """Returns the size of a node or edge set with one component, int64 [1]."""
   return tf.shape(values, tf.int64)[:1]

@@ -1,8 +1,8 @@
-"""States of a training that is not finished: with the newest, the same command goes on as if it
-had never stopped.
+"""States of a training that is not finished.
 
-RUN/state/EPOCH-STEP.*  model, averaged weights, optimizer and `Progress`, as
-`tf.train.Checkpoint` writes them
+With the newest state, the same command resumes the training as if it had never stopped. The files
+RUN/state/EPOCH-STEP.* hold the model, the averaged weights, the optimizer and `Progress`, as
+`tf.train.Checkpoint` writes them.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ import tensorflow as tf
 
 from tpu_graphs import errors
 
-# What TensorFlow raises for a checkpoint of other objects, of other shapes, or damaged.
+# TensorFlow raises these for a damaged checkpoint, and for one of other objects or shapes.
 DAMAGE = (AssertionError, IndexError, ValueError, tf.errors.OpError)
 _INDEX = '.index'
 
 
 @dataclasses.dataclass
 class Progress:
-  """How far a training has come.
+  """The position of a training, with its sums over the present epoch and its history.
 
   Attributes:
-    epoch: that is being trained, from 1.
-    step: steps done of it; all of them until it has been judged on the validation split.
+    epoch: number of the present epoch, from 1.
+    step: number of steps done in the present epoch. After the last step, it keeps its value until
+      the epoch has been judged on the validation split.
     loss: sum of the mean losses of these steps.
-    configs: number of configs in them.
-    comparable: number of modules with two different runtimes in them.
-    seconds: that they took.
+    configs: number of configs in these steps.
+    comparable: number of modules with two different runtimes in these steps.
+    seconds: time that these steps took.
     norm: global norm of the gradient of the last step.
     best: value of the metric in the best epoch.
-    best_epoch: its number; 0 before there is one.
-    history: the rows of `history.csv`, one per judged epoch.
+    best_epoch: number of the best epoch; 0 before there is one.
+    history: rows of `history.csv`, one per judged epoch.
   """
 
   epoch: int = 1
@@ -51,15 +52,13 @@ class Progress:
   history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
   def start_epoch(self, epoch: int) -> None:
-    """Sets what is of one epoch as it is before its first step."""
-    self.epoch, self.step, self.loss, self.configs, self.comparable, self.seconds = (
-      epoch,
-      0,
-      0.0,
-      0,
-      0,
-      0.0,
-    )
+    """Sets the fields of an epoch to their values before its first step."""
+    self.epoch = epoch
+    self.step = 0
+    self.loss = 0.0
+    self.configs = 0
+    self.comparable = 0
+    self.seconds = 0.0
 
 
 class _Stored(tf.train.experimental.PythonState):
@@ -69,54 +68,60 @@ class _Stored(tf.train.experimental.PythonState):
     self._progress = progress
 
   def serialize(self) -> str:
-    return json.dumps(dataclasses.asdict(self._progress))  # Floats come back exactly.
+    # JSON restores floats exactly.
+    return json.dumps(dataclasses.asdict(self._progress))
 
   def deserialize(self, string_value: str) -> None:
     vars(self._progress).update(json.loads(string_value))
 
 
 class States:
-  """The states in a folder, of which the last two are kept.
+  """The states in a folder; the last two are kept.
 
   Attributes:
-    folder: where they lie.
+    folder: path of the folder.
   """
 
   def __init__(self, folder: str, progress: Progress, *, is_chief: bool = True, **objects: Any):
     """Makes the store; nothing is read or written yet.
 
     Args:
-      folder: where they lie.
-      progress: is saved, and brought to the restored state in place.
-      is_chief: whether to write; the other workers of a cluster read only.
-      **objects: what else is saved and restored, such as models and optimizers, with all their
-      variables made.
+      folder: path of the folder.
+      progress: the progress to save; `restore` changes it in place.
+      is_chief: whether to write; the other workers of a cluster only read.
+      **objects: the other objects to save and restore, such as models and optimizers. All their
+        variables must exist.
     """
     self.folder = folder
     self._progress = progress
     self._is_chief = is_chief
     self._checkpoint = tf.train.Checkpoint(progress=_Stored(progress), **objects)
-    self._last: str | None = None  # Name of the last one known to be good.
+    # Name of the last state that is known to be good.
+    self._last: str | None = None
 
   def save(self) -> None:
-    """Saves the present state, and removes all but this and the one before."""
+    """Saves the present state, and removes all states but this one and the previous one."""
     name = f'{self._progress.epoch:06}-{self._progress.step:08}'
     if name == self._last or not self._is_chief:
       return
     tf.io.gfile.makedirs(self.folder)
     self._checkpoint.write(os.path.join(self.folder, name))
-    kept = tuple(f'{kept}.' for kept in (name, self._last) if kept)
+    prefixes = tuple(f'{kept}.' for kept in (name, self._last) if kept)
     for file in tf.io.gfile.listdir(self.folder):
-      if not file.startswith(kept):
-        path = os.path.join(self.folder, file.rstrip('/'))
-        (tf.io.gfile.rmtree if tf.io.gfile.isdir(path) else tf.io.gfile.remove)(path)
+      if file.startswith(prefixes):
+        continue
+      path = os.path.join(self.folder, file.rstrip('/'))
+      if tf.io.gfile.isdir(path):
+        tf.io.gfile.rmtree(path)
+      else:
+        tf.io.gfile.remove(path)
     self._last = name
 
   def restore(self, warn: Callable[[str], None]) -> bool:
-    """Restores the newest state that is whole.
+    """Restores the newest state that is not damaged.
 
     Args:
-      warn: is told of each damaged one that is passed over.
+      warn: called with a line for each damaged state that is skipped.
 
     Returns:
       Whether there was any state.
@@ -130,7 +135,7 @@ class States:
       try:
         self._checkpoint.read(path).assert_consumed()
       except DAMAGE as error:
-        warn(f'warning: {path}: damaged state, going back to the one before ({one_line(error)})')
+        warn(f'warning: {path}: damaged state, trying the one before ({one_line(error)})')
       else:
         self._last = name
         return True
@@ -144,20 +149,19 @@ class States:
     return False
 
   def remove(self) -> None:
-    """Removes all states: the training is finished."""
+    """Removes all states, once the training is finished."""
     if self._is_chief and tf.io.gfile.exists(self.folder):
       tf.io.gfile.rmtree(self.folder)
 
 
 def stored(folder: str) -> list[str]:
-  """The names of the states in a folder, oldest first."""
+  """Returns the names of the states in a folder, oldest first."""
   if not tf.io.gfile.isdir(folder):
     return []
-  return sorted(
-    file.removesuffix(_INDEX) for file in tf.io.gfile.listdir(folder) if file.endswith(_INDEX)
-  )
+  files = tf.io.gfile.listdir(folder)
+  return sorted(file.removesuffix(_INDEX) for file in files if file.endswith(_INDEX))
 
 
 def one_line(error: BaseException) -> str:
-  """An error of TensorFlow, shortened for a line that tells of it."""
+  """Returns an error of TensorFlow as one line, cut to 200 characters."""
   return ' '.join(str(error).split())[:200]

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as requests to stop at the next good moment."""
+"""SIGTERM and SIGINT as requests to stop at the next suitable moment."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any
 
 
 class Interrupted(Exception):
-  """Training was asked to stop, and has saved its state.
+  """Exception of a training that was asked to stop and has saved its state.
 
   Attributes:
-    signal: by which it was asked; None if only another worker of a cluster was.
+    signal: the signal received; None if only another worker of a cluster received one.
   """
 
   def __init__(self, number: int | None):
     self.signal = None if number is None else signal.Signals(number)
-    super().__init__(
-      f'stopped by {self.signal.name}' if self.signal else 'stopped since another worker was'
-    )
+    if self.signal:
+      message = f'stopped by {self.signal.name}'
+    else:
+      message = 'stopped because another worker was stopped'
+    super().__init__(message)
 
 
 class Interrupts:
-  """While entered, SIGTERM and SIGINT are only noted, but for a second SIGINT, which does what
-  it did before.
+  """Context in which SIGTERM and SIGINT are only noted.
 
-  Nothing is raised in the middle of other work, since TensorFlow would take that for an error of
-  its own. Where
-  `Interrupted` ends it, SIGTERM is ignored from then on: the process is about to end, with an
-  exit code that tells why.
+  A second SIGINT has its former effect. Nothing is raised in the middle of other work, because
+  TensorFlow would treat the exception as an error of its own. Once `Interrupted` ends the context,
+  SIGTERM is ignored: the process is about to end, with an exit code that shows why.
 
-  Signals reach the main thread only, so elsewhere this does nothing; nor does it where they were
-  ignored before.
+  Signals reach the main thread only, so in other threads the context has no effect. Signals that
+  were ignored before stay ignored.
 
   Attributes:
     received: number of the first signal; None before there is one.
@@ -43,11 +43,10 @@ class Interrupts:
 
   def __enter__(self) -> Interrupts:
     if threading.current_thread() is threading.main_thread():
-      self._before = {
-        number: signal.signal(number, self._receive)
-        for number in (signal.SIGTERM, signal.SIGINT)
-        if signal.getsignal(number) != signal.SIG_IGN
-      }
+      self._before = {}
+      for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) != signal.SIG_IGN:
+          self._before[number] = signal.signal(number, self._receive)
     return self
 
   def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:

@@ -1,5 +1,6 @@
-"""The training loop: epochs of steps, each judged on the validation split, with states saved on
-the way.
+"""The training loop.
+
+It trains epochs of steps, judges each epoch on the validation split, and saves states on the way.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from tpu_graphs import errors
 from tpu_graphs.metrics import metrics
 
 _PROGRESS_SECONDS = 10.0
-_MAX_NAMES = 5  # Of modules, in an error.
+# An error names at most this number of modules.
+_MAX_NAMES = 5
 
 
 class Loop:
-  """Brings a trainer from where `progress` says to the end."""
+  """Training from the position in `progress` to the end."""
 
   def __init__(
     self,
@@ -44,16 +46,16 @@ class Loop:
     """Makes a loop.
 
     Args:
-      trainer: with the weights that `progress` belongs to.
-      writer: of the run directory; its model is `trainer.judged`.
-      states: of `progress` and of what the trainer has.
-      progress: is brought forward.
-      interrupts: entered, if signals are to stop it.
-      valid_split: by which epochs are judged.
-      steps_per_call: steps that are taken without looking up from the device.
-      checkpoint_minutes: a state is saved at the end of each epoch, and in between when the last
-        is older than this.
-      show: is given lines.
+      trainer: the trainer, with the weights that `progress` belongs to.
+      writer: the writer of the run directory; its model is `trainer.judged`.
+      states: the states of `progress` and of the trainer's objects.
+      progress: the position of the training; updated in place.
+      interrupts: the signals received; must be entered if signals are to stop the training.
+      valid_split: the split that epochs are judged on.
+      steps_per_call: number of steps that are taken without returning to Python.
+      checkpoint_minutes: maximum age of the last state. A state is saved at the end of each epoch,
+        and during an epoch when the last state is older than this.
+      show: called with lines for the user.
     """
     self._trainer = trainer
     self._options = trainer.options
@@ -72,31 +74,26 @@ class Loop:
       strategy=trainer.strategy,
       static_shapes=bool(self._options.shapes),
     )
-    if not strategies.is_cluster(
-      trainer.strategy
-    ):  # There, each worker judges at a speed of its own.
+    # In a cluster, a check waits for all workers, but each worker judges at its own speed.
+    if not strategies.is_cluster(trainer.strategy):
       scorer = dataclasses.replace(scorer, function=self._checked(scorer.function))
     self._scorer = scorer
-    ks = metrics.TOP_KS[trainer.directory.kind]
-    # In lines and in the history: what the best is chosen by, and a middle top-k error beside it.
-    self._shown_metrics = tuple(
-      dict.fromkeys(
-        (
-          self._options.metric,
-          trainer_lib.SELECTION_METRIC[trainer.directory.kind],
-          f'top_{ks[1]}_error',
-        )
-      )
-    )
+    # Lines and the history show the metric that chooses the best epoch, the default metric, and a
+    # top-k error with a medium k. Equal names are shown once.
+    default_metric = trainer_lib.SELECTION_METRIC[trainer.directory.kind]
+    medium_k = metrics.TOP_KS[trainer.directory.kind][1]
+    names = (self._options.metric, default_metric, f'top_{medium_k}_error')
+    self._shown_metrics = tuple(dict.fromkeys(names))
     self._summary = tf.summary.create_noop_writer()
-    # When the first call of steps, which traces, had ended, and what share of all was done then.
+    # The time at which the first call of steps had ended, which includes tracing, and the share of
+    # all training that was done then.
     self._pace: tuple[float, float] | None = None
 
   def run(self) -> None:
-    """Trains to the last epoch, or until `patience` is at its end.
+    """Trains to the last epoch, or until `patience` epochs have brought no better one.
 
     Raises:
-      Interrupted: by SIGTERM or SIGINT, once the state has been saved.
+      Interrupted: SIGTERM or SIGINT was received; the state has been saved.
       InputError: the loss or a gradient is not finite, or nothing can be learned from the data.
     """
     progress = self._progress
@@ -112,23 +109,25 @@ class Loop:
           self._finish_epoch(self._judge())
       except interrupts_lib.Interrupted:
         self._save()
-        strategies.any_worker(self._trainer.strategy, False)  # Waits until the state is saved.
+        # This call returns once all workers have made it, so the state is saved by then.
+        strategies.any_worker(self._trainer.strategy, False)
         raise
     self._summary.close()
     self._states.remove()
 
   def _is_stale(self) -> bool:
-    """Whether the best epoch is so long ago that it is likely to stay the best."""
-    return 0 < self._options.patience <= self._progress.epoch - 1 - self._progress.best_epoch
+    """Returns whether `patience` epochs have passed since the best epoch."""
+    epochs_since_best = self._progress.epoch - 1 - self._progress.best_epoch
+    return 0 < self._options.patience <= epochs_since_best
 
   def _check(self) -> None:
-    """Raises `Interrupted` if this process has received a signal, or any worker of its cluster."""
+    """Raises `Interrupted` if this process or any worker of its cluster has received a signal."""
     received = self._interrupts.received
     if strategies.any_worker(self._trainer.strategy, received is not None):
       raise interrupts_lib.Interrupted(received)
 
   def _checked(self, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, which a signal that has been received keeps from being called."""
+    """Returns a function that calls `function`, or raises `Interrupted` after a signal."""
 
     def call(*args: Any) -> Any:
       self._check()
@@ -142,7 +141,8 @@ class Loop:
     while progress.step < steps:
       self._check()
       before = time.monotonic()
-      taken = self._trainer.take(self._batches, min(self._steps_per_call, steps - progress.step))
+      count = min(self._steps_per_call, steps - progress.step)
+      taken = self._trainer.take(self._batches, count)
       if not taken.is_finite:
         raise self._not_finite(taken)
       now = time.monotonic()
@@ -164,43 +164,52 @@ class Loop:
         self._save()
 
   def _not_finite(self, taken: trainer_lib.Steps) -> errors.InputError:
-    """What to tell of the last of the steps taken."""
+    """Returns the error for the last of the steps taken."""
     progress = self._progress
     index = progress.step + taken.count - 1
-    names = np.array(
-      self._trainer.module_ids(progress.epoch, index)
-    )  # [replicas, B], '' for padding.
+    # The array is [replicas, B], with '' for padding.
+    all_names = np.array(self._trainer.module_ids(progress.epoch, index))
     wrong = ~np.isfinite(taken.losses)
     if wrong.any():
-      reason, found, names = 'loss not finite', taken.losses[wrong][0], names[wrong]
+      reason = 'loss not finite'
+      found = taken.losses[wrong][0]
+      names = all_names[wrong]
     else:
-      reason, found, names = 'gradient not finite', taken.norm, names[names != '']
+      reason = 'gradient not finite'
+      found = taken.norm
+      names = all_names[all_names != '']
     names = sorted(set(names.ravel().tolist()))
-    listed = ', '.join(names[:_MAX_NAMES]) + (
-      f' and {len(names) - _MAX_NAMES} more' if names[_MAX_NAMES:] else ''
+    noun = 'module' if len(names) == 1 else 'modules'
+    listed = ', '.join(names[:_MAX_NAMES])
+    if len(names) > _MAX_NAMES:
+      listed += f' and {len(names) - _MAX_NAMES} more'
+    fix = (
+      'train into another --out, or with --overwrite, with a lower --learning_rate or --clip_norm'
     )
-    kept = f'; this run keeps epoch {progress.best_epoch}, its best' if progress.best_epoch else ''
+    if progress.best_epoch:
+      fix += f'; this run keeps epoch {progress.best_epoch}, its best'
     return errors.InputError(
       reason,
-      where=f'epoch {progress.epoch}, step {index + 1}, modules {listed}',
+      where=f'epoch {progress.epoch}, step {index + 1}, {noun} {listed}',
       found=found,
-      fix=f'train into another --out, or with --overwrite, with a lower --learning_rate or --clip_norm{kept}',
+      fix=fix,
     )
 
   def _judge(self) -> Mapping[str, Any]:
-    """The metrics of the validation split."""
+    """Computes the metrics of the validation split."""
     self._check()
     self._trainer.update_judged()
     directory = self._trainer.directory
-    return metrics.summarize(
-      scoring.judge(module, metrics.TOP_KS[directory.kind])
-      for module in scoring.score_split(self._scorer, directory, self._valid_split)
-      if module.is_measured
-    )
+    ks = metrics.TOP_KS[directory.kind]
+    scored = scoring.score_split(self._scorer, directory, self._valid_split)
+    judged = (scoring.judge(module, ks) for module in scored if module.is_measured)
+    return metrics.summarize(judged)
 
   def _finish_epoch(self, valid: Mapping[str, Any]) -> None:
     progress, options = self._progress, self._options
-    epoch, loss, value = progress.epoch, progress.loss / progress.step, valid[options.metric]
+    epoch = progress.epoch
+    loss = progress.loss / progress.step
+    value = valid[options.metric]
     if not progress.comparable:
       raise errors.InputError(
         'nothing to learn',
@@ -211,45 +220,41 @@ class Loop:
       )
     if value is None and not progress.history:
       self._show(
-        f'warning: {options.metric} of {self._valid_split} is undefined: no module there has two different '
-        'runtimes, or all scores are equal; until it is defined, the last epoch counts as the best'
+        f'warning: {options.metric} of {self._valid_split} is undefined: no module there has two '
+        'different runtimes, or all scores are equal; until it is defined, the last epoch counts '
+        'as the best'
       )
     is_best = trainer_lib.is_better(options.metric, value, progress.best)
     if is_best:
-      progress.best, progress.best_epoch = value, epoch
+      progress.best = value
+      progress.best_epoch = epoch
       self._writer.save(epoch)
-    progress.history.append(
-      {
-        'epoch': epoch,
-        'loss': loss,
-        **{f'{self._valid_split}_{name}': valid[name] for name in self._shown_metrics},
-        'learning_rate': self._trainer.learning_rate,
-        'steps_per_second': progress.step / progress.seconds,
-        'configs_per_second': progress.configs / progress.seconds,
-      }
-    )
-    self._summarize(
-      {
-        'loss': loss,
-        **{
-          f'{self._valid_split}/{name}': number
-          for name, number in valid.items()
-          if isinstance(number, float)
-        },
-      }
-    )
+    shown = {name: valid[name] for name in self._shown_metrics}
+    row: dict[str, Any] = {'epoch': epoch, 'loss': loss}
+    for name, number in shown.items():
+      row[f'{self._valid_split}_{name}'] = number
+    row['learning_rate'] = self._trainer.learning_rate
+    row['steps_per_second'] = progress.step / progress.seconds
+    row['configs_per_second'] = progress.configs / progress.seconds
+    progress.history.append(row)
+    scalars = {'loss': loss}
+    for name, number in valid.items():
+      if isinstance(number, float):
+        scalars[f'{self._valid_split}/{name}'] = number
+    self._summarize(scalars)
     speed = self._speed(progress.step)
     progress.start_epoch(epoch + 1)
     self._save()
     self._writer.write_history(progress.history)
     self._shown = time.monotonic()
-    told = '  '.join(
-      f'{self._valid_split} {name} {"n/a" if valid[name] is None else format(valid[name], ".4f")}'
-      for name in self._shown_metrics
-    )
-    self._show(
-      f'epoch {epoch}/{options.epochs}  loss {loss:.4f}  {told}  {speed}{"  best" if is_best else ""}'
-    )
+    parts = [f'epoch {epoch}/{options.epochs}', f'loss {loss:.4f}']
+    for name, number in shown.items():
+      formatted = 'n/a' if number is None else f'{number:.4f}'
+      parts.append(f'{self._valid_split} {name} {formatted}')
+    parts.append(speed)
+    if is_best:
+      parts.append('best')
+    self._show('  '.join(parts))
     if self._is_stale():
       self._show(f'no better epoch than {progress.best_epoch} in {options.patience}: stopped early')
 
@@ -259,36 +264,41 @@ class Loop:
       self._states.save()
 
   def _speed(self, steps: int) -> str:
-    """How fast the present epoch of so many steps goes, and how long the rest will take."""
+    """Returns the speed in the present epoch of `steps` steps and the time left, as text.
+
+    The time left is omitted after the first call of steps, because that call includes tracing.
+    """
     progress = self._progress
-    speed = f'{progress.step / progress.seconds:,.1f} steps/s  {progress.configs / progress.seconds:,.0f} configs/s'
+    steps_per_second = progress.step / progress.seconds
+    configs_per_second = progress.configs / progress.seconds
+    speed = f'{steps_per_second:,.1f} steps/s  {configs_per_second:,.0f} configs/s'
     done = self._share_done(steps)
     since, before = self._pace or (0.0, done)
     if done == before:
       return speed
-    return f'{speed}  {_duration((time.monotonic() - since) / (done - before) * (1 - done))} left'
+    seconds_left = (time.monotonic() - since) / (done - before) * (1 - done)
+    return f'{speed}  {_duration(seconds_left)} left'
 
   def _share_done(self, steps: int) -> float:
-    """The share of all training that is done, in an epoch of so many steps."""
-    return (self._progress.epoch - 1 + self._progress.step / steps) / self._options.epochs
+    """Returns the share of all training that is done; the present epoch has `steps` steps."""
+    epochs_done = self._progress.epoch - 1 + self._progress.step / steps
+    return epochs_done / self._options.epochs
 
   def _summarize(self, scalars: Mapping[str, float]) -> None:
-    every = {
+    all_scalars = {
       **scalars,
       'learning_rate': self._trainer.learning_rate,
       'gradient_norm': self._progress.norm,
     }
-    for name, value in every.items():
+    for name, value in all_scalars.items():
       tf.summary.scalar(name, value, step=self._trainer.optimizer.iterations)
 
 
 def _duration(seconds: float) -> str:
   minutes, seconds = divmod(round(seconds), 60)
   hours, minutes = divmod(minutes, 60)
-  return (
-    f'{hours} h {minutes:02} min'
-    if hours
-    else f'{minutes} min {seconds:02} s'
-    if minutes
-    else f'{seconds} s'
-  )
+  if hours:
+    return f'{hours} h {minutes:02} min'
+  if minutes:
+    return f'{minutes} min {seconds:02} s'
+  return f'{seconds} s'

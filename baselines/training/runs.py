@@ -1,11 +1,11 @@
 """Run directories: all that a trained model needs, without its training data.
 
-RUN/config.json      what was trained on what, and how
-    statistics.json  of the train split, with which the model normalises features
+RUN/config.json      the model, its data, and the options of the training
+    statistics.json  statistics of the train split, with which the model normalises features
     history.csv      a row per epoch
     checkpoint/      weights of the epoch that was best on the validation split
-    tensorboard/     the same curves for TensorBoard
-    state/           while training is not finished: what it goes on from, see `checkpoints`
+    tensorboard/     the curves of the history for TensorBoard
+    state/           states to resume from, while training is not finished; see `checkpoints`
 """
 
 from __future__ import annotations
@@ -38,15 +38,14 @@ STATISTICS_NAME = 'statistics.json'
 STATE_NAME = 'state'
 TENSORBOARD_NAME = 'tensorboard'
 _CHECKPOINT = 'checkpoint'
-# What may differ between the command that was interrupted and the one that goes on.
+# These values of `config.json` may differ between an interrupted command and the one that resumes.
 _FREE = re.compile(r'format_version|versions\..*|data\.path')
-# Results of an evaluation, which may lie in a run's directory by the name of the split.
+# Results of an evaluation, which may lie in a run directory in a folder named after the split.
 METRICS_NAME = 'metrics.json'
 PER_MODULE_NAME = 'per_module.csv'
 RANKINGS_NAME = 'rankings.csv'
-LISTED_NAME = (
-  'per_module_listed.csv'  # As PER_MODULE_NAME, of the configs that --config_indices lists.
-)
+# The same columns as in PER_MODULE_NAME, for the configs that --config_indices lists.
+LISTED_NAME = 'per_module_listed.csv'
 REPORT_NAME = 'report.html'
 _REPORT_DATA_NAME = 'report.json'
 _RESULTS = (
@@ -57,27 +56,29 @@ _RESULTS = (
   REPORT_NAME,
   _REPORT_DATA_NAME,
 )
-_REDUCTION = (
-  'keep_hops',
-  'rest',
-)  # Options of convert, by which graphs of a run's data were reduced.
+# The options of convert that reduce the graphs of a run's data.
+_REDUCTION = ('keep_hops', 'rest')
+# The paths, relative to a run directory, of the files that belong to a run.
+_OWN_FILES = '|'.join(map(re.escape, (CONFIG_NAME, HISTORY_NAME, STATISTICS_NAME)))
+_OWN_RESULTS = '|'.join(map(re.escape, _RESULTS))
 _OWN = re.compile(
-  rf'({"|".join(map(re.escape, (CONFIG_NAME, HISTORY_NAME, STATISTICS_NAME)))})|\..*\.partial|'
+  rf'({_OWN_FILES})|\..*\.partial|'
   rf'({_CHECKPOINT}|{STATE_NAME}|{TENSORBOARD_NAME})/.*|'
-  rf'({"|".join(module_lib.SPLITS)})/({"|".join(map(re.escape, _RESULTS))}|\..*\.partial)'
+  rf'({"|".join(module_lib.SPLITS)})/({_OWN_RESULTS}|\..*\.partial)'
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """A trained model as a run directory holds it.
+  """A trained model, loaded from a run directory.
 
   Attributes:
-    path: of the directory.
-    config: the content of `config.json`.
-    options: what the model was built from.
-    choices: how the features of ops were made that the model knows. Functions are not loaded yet.
-    model: see `baselines.models`.
+    path: path of the directory.
+    config: content of `config.json`.
+    options: options that the model was built from.
+    choices: choices with which the op features of the model's data were made. Functions are not
+      loaded yet.
+    model: the model with its weights, see `baselines.models`.
   """
 
   path: str
@@ -92,7 +93,7 @@ class Run:
 
 
 class Writer:
-  """Writes a run directory; no other process can until this is left, as a context or for good."""
+  """Writer of a run directory, which it locks until its context is left or it is deleted."""
 
   def __init__(
     self,
@@ -104,25 +105,25 @@ class Writer:
     statistics: Mapping[str, Any],
     overwrite: bool,
     choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
-    goes_on: bool = False,
+    resumes: bool = False,
     is_chief: bool = True,
   ):
-    """Starts a run directory, or goes on with one.
+    """Starts a run directory, or resumes one.
 
     Args:
-      path: of the directory.
-      config: what else `config.json` shall tell, by name.
-      options: what `model` was built from.
-      model: whose weights `save` saves.
-      statistics: the content of `statistics.json`.
-      overwrite: remove a run that is there instead of refusing.
-      choices: those of the data.
-      goes_on: whether to go on with the interrupted run that is there.
-      is_chief: whether to write; the other workers of a cluster check only.
+      path: path of the directory.
+      config: further content of `config.json`, by name.
+      options: options that `model` was built from.
+      model: the model whose weights `save` saves.
+      statistics: content of `statistics.json`.
+      overwrite: whether to remove an existing run instead of refusing.
+      choices: feature choices of the data.
+      resumes: whether to resume the interrupted run in the directory.
+      is_chief: whether to write; the other workers of a cluster only check.
 
     Raises:
-      InputError: the directory holds a run, or something else, or is written by another process;
-        or the interrupted run had other options.
+      InputError: the directory holds a run or something else, another process writes it, or the
+        interrupted run had other options.
     """
     if not path:
       raise errors.InputError('empty path', where='--out')
@@ -138,13 +139,14 @@ class Writer:
     with contextlib.ExitStack() as stack:
       stack.push(self)
       self._take_lock()
-      if goes_on:
+      if resumes:
         _check_same(path, content)
       elif is_chief:
         _clear(path, overwrite)
       with refusal_explained(path):
         tf.io.gfile.makedirs(path)
-      self._take_lock()  # That of before may be gone.
+      # The directory may be new or have been replaced, so the first lock may not hold.
+      self._take_lock()
       self._manager = tf.train.CheckpointManager(
         tf.train.Checkpoint(model=model), os.path.join(path, _CHECKPOINT), max_to_keep=1
       )
@@ -159,8 +161,9 @@ class Writer:
     self._unlock()
 
   def _take_lock(self) -> None:
-    """Locks the directory, if it is there. There is no lock for a remote one, nor where the file
-    system has none.
+    """Locks the directory if it exists.
+
+    A remote directory is not locked, nor is a directory on a file system without locks.
     """
     self._unlock()
     if not self._is_chief or not os.path.isdir(self._path):
@@ -168,7 +171,8 @@ class Writer:
     try:
       file = os.open(self._path, os.O_RDONLY)
     except OSError:
-      return  # Whoever writes there tells why.
+      # A later attempt to write there fails and reports the reason.
+      return
     self._unlock = weakref.finalize(self, os.close, file)
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -177,7 +181,7 @@ class Writer:
         'run in use',
         path=self._path,
         found='another process that trains it',
-        fix='stop that one, or choose another place',
+        fix='stop that process, or choose another place',
       ) from error
     except OSError:
       pass
@@ -189,42 +193,43 @@ class Writer:
       file.write(text)
 
   def write_history(self, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes `history.csv` with these rows, which have the same columns; None becomes an empty
-    cell.
-    """
+    """Writes `history.csv` with these rows, which have the same columns."""
     lines = [','.join(rows[0])]
-    lines += [
-      ','.join(
-        f'{v:.6g}' if isinstance(v, float) else '' if v is None else str(v) for v in row.values()
-      )
-      for row in rows
-    ]
+    for row in rows:
+      lines.append(','.join(_cell(value) for value in row.values()))
     self._write(HISTORY_NAME, '\n'.join(lines) + '\n')
 
   def save(self, epoch: int) -> None:
-    """Saves the weights as those of the best epoch so far."""
+    """Saves the present weights as the weights of the best epoch so far."""
     if self._is_chief:
       with refusal_explained(self._path):
         self._manager.save(checkpoint_number=epoch)
 
   def check_best(self) -> None:
-    """Checks that there are weights of a best epoch.
+    """Checks that the weights of a best epoch exist.
 
     Raises:
-      InputError: there are none.
+      InputError: they do not exist.
     """
     _best(self._path, fix='give --overwrite to train from the start')
 
   def summary(self) -> tf.summary.SummaryWriter:
-    """A writer of curves for TensorBoard."""
+    """Makes a writer of curves for TensorBoard."""
     if not self._is_chief:
       return tf.summary.create_noop_writer()
     return tf.summary.create_file_writer(os.path.join(self._path, TENSORBOARD_NAME))
 
 
+def _cell(value: Any) -> str:
+  """Formats a value as a cell of a CSV file; None becomes an empty cell."""
+  if isinstance(value, float):
+    return f'{value:.6g}'
+  return '' if value is None else str(value)
+
+
 @contextlib.contextmanager
 def refusal_explained(path: str) -> Iterator[None]:
-  """Makes an `InputError` of what TensorFlow raises where `path` cannot be written."""
+  """Turns the error that TensorFlow raises where `path` cannot be written into an `InputError`."""
   try:
     yield
   except tf.errors.OpError as error:
@@ -235,10 +240,10 @@ def refusal_explained(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing(path: str) -> Iterator[tf.io.gfile.GFile]:
-  """A text file that appears under its name when it is complete.
+  """Opens a text file for writing; the file appears under its name once it is complete.
 
   Raises:
-    InputError: it cannot be written.
+    InputError: the file cannot be written.
   """
   temporary = os.path.join(os.path.dirname(path), f'.{os.path.basename(path)}.partial')
   try:
@@ -253,39 +258,35 @@ def writing(path: str) -> Iterator[tf.io.gfile.GFile]:
 
 
 def is_interrupted(path: str) -> bool:
-  """Whether a directory holds a run whose training can go on."""
-  return bool(checkpoints.stored(os.path.join(path, STATE_NAME))) and tf.io.gfile.exists(
-    os.path.join(path, CONFIG_NAME)
-  )
+  """Returns whether a directory holds a run whose training can be resumed."""
+  states = checkpoints.stored(os.path.join(path, STATE_NAME))
+  return bool(states) and tf.io.gfile.exists(os.path.join(path, CONFIG_NAME))
 
 
 def _check_same(path: str, content: Mapping[str, Any]) -> None:
-  """Refuses to go on with a run under other options than those it was started with."""
+  """Refuses to resume a run with options other than the options it was started with."""
   config_path = os.path.join(path, CONFIG_NAME)
   with errors.in_file(config_path):
     stored, _, _ = _parse(directory_lib.read_text(config_path))
-  before, now = dict(_flat(stored)), dict(_flat(json.loads(json.dumps(content))))
+  before = dict(_flat(stored))
+  now = dict(_flat(json.loads(json.dumps(content))))
   different = [
     name
     for name in sorted(before.keys() | now.keys())
     if not _FREE.fullmatch(name) and before.get(name) != now.get(name)
   ]
   if different:
-
-    def told(values: Mapping[str, Any]) -> str:
-      return ', '.join(f'{name}={values.get(name)}' for name in different)
-
     raise errors.InputError(
       'interrupted run had other options',
       path=path,
-      found=told(now),
-      expected=told(before),
+      found=', '.join(f'{name}={now.get(name)}' for name in different),
+      expected=', '.join(f'{name}={before.get(name)}' for name in different),
       fix='repeat the command as it was, or give --overwrite to train from the start',
     )
 
 
 def _flat(content: Any, prefix: str = '') -> Iterator[tuple[str, Any]]:
-  """The values of nested mappings by their names, joined by dots."""
+  """Yields the values of nested mappings with their names, joined by dots."""
   if not isinstance(content, dict):
     yield prefix, content
     return
@@ -294,7 +295,10 @@ def _flat(content: Any, prefix: str = '') -> Iterator[tuple[str, Any]]:
 
 
 def _clear(path: str, overwrite: bool) -> None:
-  """Empties a directory that holds a run and nothing else, if that is wanted."""
+  """Removes a directory that holds a run and nothing else, if `overwrite` is given.
+
+  A run without epochs and states is removed without `overwrite` too.
+  """
   files = [
     os.path.relpath(os.path.join(folder, name), path).replace(os.sep, '/')
     for folder, _, names in tf.io.gfile.walk(path)
@@ -305,7 +309,7 @@ def _clear(path: str, overwrite: bool) -> None:
   foreign = [name for name in files if not _OWN.fullmatch(name)]
   if foreign or CONFIG_NAME not in files:
     raise errors.InputError(
-      'output exists and is no run',
+      'output exists and is not a run',
       path=path,
       found=min(foreign or files),
       expected='no directory or an empty one',
@@ -315,13 +319,13 @@ def _clear(path: str, overwrite: bool) -> None:
     _parse(directory_lib.read_text(os.path.join(path, CONFIG_NAME)))
   except errors.InputError as error:
     raise errors.InputError(
-      'output exists and is no run',
+      'output exists and is not a run',
       path=os.path.join(path, CONFIG_NAME),
       found=f'{error.reason} ({error.found})',
       expected='no directory or an empty one',
       fix='remove it, or choose another place',
     ) from error
-  # A run that ended before its first epoch and left no state is worth nothing to anybody.
+  # A run that ended before its first epoch and left no state is of no use to anybody.
   if not overwrite and (HISTORY_NAME in files or is_interrupted(path)):
     raise errors.InputError(
       'output exists',
@@ -334,7 +338,7 @@ def _clear(path: str, overwrite: bool) -> None:
 
 
 def _best(path: str, *, fix: str) -> str:
-  """The checkpoint of a run."""
+  """Returns the path of a run's checkpoint."""
   checkpoint = tf.train.latest_checkpoint(os.path.join(path, _CHECKPOINT))
   if checkpoint is None:
     raise errors.InputError('run without a checkpoint', path=path, fix=fix)
@@ -345,12 +349,16 @@ def load(path: str) -> Run:
   """Loads a run directory.
 
   Raises:
-    InputError: it is no run, of another format version, without a checkpoint, or damaged.
+    InputError: the directory is not a run, has another format version or no checkpoint, or is
+      damaged.
   """
   config_path = os.path.join(path, CONFIG_NAME)
   if not tf.io.gfile.exists(config_path):
     raise errors.InputError(
-      'no run', path=path, found=f'no {CONFIG_NAME}', expected='a directory that train has written'
+      'not a run directory',
+      path=path,
+      found=f'no {CONFIG_NAME}',
+      expected='a directory that train has written',
     )
   with errors.in_file(config_path):
     config, options, choices = _parse(directory_lib.read_text(config_path))
@@ -369,7 +377,7 @@ def load(path: str) -> Run:
       fix='copy or train the run again',
     ) from error
   try:
-    # The flag of expect_partial only keeps TensorFlow from printing what the assertion finds.
+    # expect_partial only keeps TensorFlow from printing what the assertion reports.
     tf.train.Checkpoint(model=model).restore(checkpoint).expect_partial().assert_consumed()
   except checkpoints.DAMAGE as error:
     raise errors.InputError(
@@ -383,10 +391,10 @@ def load(path: str) -> Run:
 
 
 def load_for(path: str, directory: directory_lib.DatasetDirectory) -> Run:
-  """Loads a run to score the modules of a dataset directory with.
+  """Loads a run, to score the modules of a dataset directory.
 
   Raises:
-    InputError: see `load`; or the data are not of the kind and form that the run knows.
+    InputError: see `load`; or the data differ in kind or form from the data of the run.
   """
   run = load(path)
   if directory.kind != run.kind:
@@ -394,33 +402,32 @@ def load_for(path: str, directory: directory_lib.DatasetDirectory) -> Run:
       'run of the other kind',
       path=path,
       found=run.kind,
-      expected=f'{directory.kind}, as {directory.path}',
+      expected=f'{directory.kind}, the kind of {directory.path}',
     )
   if directory.manifest.choices != run.choices:
     raise errors.InputError(
       'feature choices differ',
       path=directory.path,
       found=directory.manifest.choices,
-      expected=f'{run.choices}, as {path}',
+      expected=f'{run.choices}, the choices of {path}',
       fix='convert the data with the --layout_padding and --extra_features of the run',
     )
-  reduced, expected = (
-    ', '.join(f'{name}={options.get(name)}' for name in _REDUCTION)
-    for options in (directory.manifest.options, run.config.get('data', {}).get('options', {}))
-  )
-  if reduced != expected:
+  run_options = run.config.get('data', {}).get('options', {})
+  found = ', '.join(f'{name}={directory.manifest.options.get(name)}' for name in _REDUCTION)
+  expected = ', '.join(f'{name}={run_options.get(name)}' for name in _REDUCTION)
+  if found != expected:
     raise errors.InputError(
       'graphs reduced in another way',
       path=directory.path,
-      found=reduced,
-      expected=f'{expected}, as the data of {path}',
+      found=found,
+      expected=f'{expected}, as for the data of {path}',
       fix='convert the data with the --keep_hops and --rest of the run',
     )
   return run
 
 
 def _parse(text: str) -> tuple[dict[str, Any], models.ModelOptions, feature_choices.FeatureChoices]:
-  """The content of `config.json`, and the options and choices in it."""
+  """Reads the content of `config.json`, and the options and choices in it."""
   try:
     config = json.loads(text)
     if config['format_version'] != FORMAT_VERSION:
@@ -431,15 +438,11 @@ def _parse(text: str) -> tuple[dict[str, Any], models.ModelOptions, feature_choi
         fix='train again with this version',
       )
     stored = config['model']
-    options = models.ModelOptions(
-      stored['name'], stored['kind'], parts.PartOptions(**stored['parts'])
-    )
-    # Runs of earlier versions know the published form only.
-    return (
-      config,
-      options,
-      feature_choices.FeatureChoices.from_json(config.get('feature_choices', {})),
-    )
+    name, kind = stored['name'], stored['kind']
+    options = models.ModelOptions(name, kind, parts.PartOptions(**stored['parts']))
+    # Runs of earlier versions have no choices: they know the published form only.
+    choices = feature_choices.FeatureChoices.from_json(config.get('feature_choices', {}))
+    return config, options, choices
   except errors.InputError:
     raise
   except (AttributeError, KeyError, TypeError, ValueError) as error:

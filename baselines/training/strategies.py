@@ -1,4 +1,4 @@
-"""Where to train: TPU, several GPUs, several machines, or one device."""
+"""Distribution strategies: training on a TPU, several GPUs, several machines, or one device."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ def make(name: str, *, tpu: str | None, paths: Mapping[str, str]) -> tf.distribu
     name: 'tpu', 'mirrored' (all GPUs, or the logical CPU devices), 'multi_worker' (all GPUs, or
       the CPU, of each machine that the environment variable TF_CONFIG names), 'one_device', or
       'auto': TPU if `tpu` is given, else mirrored if there are several GPUs, else one device.
-    tpu: name or address of a TPU; '' or 'local' for that of a TPU VM.
-    paths: flag -> path that the devices' hosts read or write.
+    tpu: name or address of a TPU; '' or 'local' for the TPU of a TPU VM.
+    paths: paths that the devices' hosts read or write, by flag.
 
   Raises:
-    InputError: the strategy does not fit the machine, or a remote TPU could not reach a path.
-      That is told before anything is connected to.
+    InputError: the strategy does not fit the machine, or a remote TPU could not reach a path. This
+      is checked before anything is connected.
   """
   if name == 'auto':
-    name = (
-      'tpu'
-      if tpu is not None
-      else 'mirrored'
-      if len(tf.config.list_logical_devices('GPU')) > 1
-      else 'one_device'
-    )
+    if tpu is not None:
+      name = 'tpu'
+    elif len(tf.config.list_logical_devices('GPU')) > 1:
+      name = 'mirrored'
+    else:
+      name = 'one_device'
   if name != 'tpu' and tpu is not None:
     raise errors.InputError(
       'TPU given for another strategy',
@@ -53,22 +52,24 @@ def make(name: str, *, tpu: str | None, paths: Mapping[str, str]) -> tf.distribu
   if name == 'mirrored':
     devices = tf.config.list_logical_devices('GPU') or tf.config.list_logical_devices('CPU')
     return tf.distribute.MirroredStrategy([device.name for device in devices])
-  return tf.distribute.OneDeviceStrategy(
-    '/gpu:0' if tf.config.list_logical_devices('GPU') else '/cpu:0'
-  )
+  device = '/gpu:0' if tf.config.list_logical_devices('GPU') else '/cpu:0'
+  return tf.distribute.OneDeviceStrategy(device)
 
 
 def _check_cluster() -> None:
   text = os.environ.get(_CLUSTER, '')
   try:
     content = json.loads(text)
-    _ = content['cluster'][content['task']['type']][content['task']['index']]
+    task = content['task']
+    _ = content['cluster'][task['type']][task['index']]
   except (LookupError, TypeError, ValueError) as error:
     raise errors.InputError(
       'no cluster to train on',
       where=_CLUSTER,
       found=repr(text),
-      expected='{"cluster": {"worker": [ADDRESS:PORT, ...]}, "task": {"type": "worker", "index": N}}',
+      expected=(
+        '{"cluster": {"worker": [ADDRESS:PORT, ...]}, "task": {"type": "worker", "index": N}}'
+      ),
     ) from error
 
 
@@ -81,7 +82,7 @@ def _tpu(tpu: str, paths: Mapping[str, str]) -> tf.distribute.Strategy:
         where=' and '.join(local),
         found=' and '.join(local.values()),
         expected='paths on gs://',
-        fix='copy it there, or use --tpu=local on a TPU VM',
+        fix='copy the files to gs://, or use --tpu=local on a TPU VM',
       )
   try:
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
@@ -98,12 +99,12 @@ def _tpu(tpu: str, paths: Mapping[str, str]) -> tf.distribute.Strategy:
 
 
 def is_cluster(strategy: tf.distribute.Strategy) -> bool:
-  """Whether several processes train together."""
+  """Returns whether several processes train together."""
   return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
-  """Whether this process writes what all workers of a cluster have in common."""
+  """Returns whether this process writes the files that all workers of a cluster share."""
   if not is_cluster(strategy):
     return True
   resolver = strategy.cluster_resolver
@@ -112,7 +113,7 @@ def is_chief(strategy: tf.distribute.Strategy) -> bool:
 
 
 def any_worker(strategy: tf.distribute.Strategy, value: bool) -> bool:
-  """Whether `value` is true for any worker of a cluster, once all of them have called this."""
+  """Returns whether `value` is true for any worker of a cluster, once all workers call this."""
   if not is_cluster(strategy):
     return value
   return _sum_of(strategy)(tf.constant(float(value))).numpy() > 0
@@ -120,17 +121,20 @@ def any_worker(strategy: tf.distribute.Strategy, value: bool) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _sum_of(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor], tf.Tensor]:
-  """A function that adds up what all replicas of a cluster give it."""
-  return tf.function(
-    lambda value: strategy.reduce(
-      tf.distribute.ReduceOp.SUM, strategy.run(lambda: value), axis=None
-    )
-  )
+  """Makes a function that sums a value over all replicas of a cluster."""
+
+  def sum_of(value: tf.Tensor) -> tf.Tensor:
+    of_replicas = strategy.run(lambda: value)
+    return strategy.reduce(tf.distribute.ReduceOp.SUM, of_replicas, axis=None)
+
+  return tf.function(sum_of)
 
 
 def num_inputs(strategy: tf.distribute.Strategy) -> int:
-  """Number of hosts that read input, each for its own replicas."""
+  """Returns the number of hosts that read input, each for its own replicas."""
   if is_cluster(strategy):
     jobs = strategy.cluster_resolver.cluster_spec().as_dict()
-    return sum(len(jobs.get(name, ())) for name in ('chief', 'worker'))
-  return strategy.extended.num_hosts if isinstance(strategy, tf.distribute.TPUStrategy) else 1
+    return len(jobs.get('chief', ())) + len(jobs.get('worker', ()))
+  if isinstance(strategy, tf.distribute.TPUStrategy):
+    return strategy.extended.num_hosts
+  return 1

@@ -1,6 +1,4 @@
-"""Training: a model, its optimizer, and the steps that bring them forward, on one device or
-several.
-"""
+"""A trainer: a model, its optimizer, and the steps that train them, on one device or several."""
 
 from __future__ import annotations
 
@@ -23,39 +21,40 @@ from tpu_graphs.input import batching
 from tpu_graphs.input import loading
 from tpu_graphs.metrics import metrics
 
-# Kind -> what the best epoch is chosen by unless told otherwise.
+# The metric that chooses the best epoch by default, for each kind of data.
 SELECTION_METRIC = {'tile': 'opa', 'layout': 'kendall_tau'}
 PRECISIONS = ('float32', 'mixed_bfloat16')
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainOptions:
-  """How a model is trained; stored with the run.
+  """The options of a training; stored with the run.
 
   Attributes:
-    epochs: passes over the records of the train split.
-    batch_size: modules per step on average, over all replicas; small modules come more, large
-      ones fewer at a time.
-    configs_per_module: configs sampled of each module, each time it is seen.
-    config_sampling: see `batching.BatchOptions`.
-    packs: parts that each step's modules are packed into, shared out evenly to the replicas; 0:
-      one per replica. Runs with as many packs learn the same from any number of replicas.
+    epochs: number of passes over the records of the train split.
+    batch_size: number of modules per step on average, over all replicas. A step has more modules if
+      they are small and fewer if they are large.
+    configs_per_module: number of configs sampled of each module, each time it is seen.
+    config_sampling: the method of sampling, see `batching.BatchOptions`.
+    packs: number of parts that each step's modules are packed into, divided evenly among the
+      replicas; 0: one per replica. Runs with the same number of packs learn the same on any number
+      of replicas.
     shapes: number of static shapes that packs are padded to, for which XLA compiles the step; 0:
       shapes are dynamic; None: 1 on a TPU, else 0.
-    max_ops: limit of ops per pack; None: by `batch_size`.
-    oversize: what happens to a larger module, see `batching.BatchOptions`.
-    loss: as `losses.parse_loss` takes it.
-    learning_rate: of AdamW; it falls to zero along a half cosine.
+    max_ops: maximum number of ops per pack; None: chosen from `batch_size`.
+    oversize: treatment of larger modules, see `batching.BatchOptions`.
+    loss: the loss, in the form that `losses.parse_loss` reads.
+    learning_rate: highest learning rate of AdamW; the rate falls to zero along a half cosine.
     warmup: share of the steps over which the learning rate first rises from zero.
-    weight_decay: of AdamW, for the matrices that multiply features: not for biases,
+    weight_decay: weight decay of AdamW, for the matrices that multiply features: not for biases,
       normalisation and embeddings.
-    clip_norm: gradients whose global norm is larger are scaled down to it.
+    clip_norm: maximum global norm of the gradients; larger gradients are scaled down to it.
     ema: decay per step of the average of weights that is judged and saved; 0: the weights
-      themselves are.
-    precision: of the layers, one of `PRECISIONS`; weights and losses are float32 always.
-    metric: by which the best epoch is chosen; None: by `SELECTION_METRIC`.
-    patience: stop after so many epochs without a better one; 0: never.
-    seed: of weights, order and samples.
+      themselves are judged and saved.
+    precision: precision of the layers, one of `PRECISIONS`; weights and losses are always float32.
+    metric: metric that chooses the best epoch; None: the metric in `SELECTION_METRIC`.
+    patience: number of epochs without a better one after which training stops; 0: never.
+    seed: seed of weights, order and samples.
   """
 
   epochs: int = 20
@@ -91,7 +90,7 @@ class TrainOptions:
         )
     if not 0 <= self.weight_decay < math.inf:
       raise errors.InputError(
-        'not a number from 0', where='--weight_decay', found=self.weight_decay
+        'not a finite number >= 0', where='--weight_decay', found=self.weight_decay
       )
     if self.precision not in PRECISIONS:
       raise errors.InputError(
@@ -102,8 +101,11 @@ class TrainOptions:
       )
 
   def resolve(self, kind: str, strategy: tf.distribute.Strategy) -> TrainOptions:
-    """The same with `metric`, `packs` and `shapes` filled in for the kind of the data and the
-    devices.
+    """Returns the options with `metric`, `packs` and `shapes` filled in for data and devices.
+
+    Args:
+      kind: kind of the data, 'tile' or 'layout'.
+      strategy: the strategy, which names the devices.
 
     Raises:
       InputError: there is no such metric, or the devices cannot take such batches.
@@ -117,7 +119,7 @@ class TrainOptions:
         where='--shapes',
         found=shapes,
         expected='1',
-        fix='leave it out: packs are filled to one shape there',
+        fix='omit --shapes: packs are padded to one shape on a TPU',
       )
     packs = self.packs or replicas
     if packs % replicas:
@@ -128,14 +130,16 @@ class TrainOptions:
         expected=f'a multiple of {replicas} replicas',
       )
     if self.batch_size % packs:
+      noun = 'packs' if self.packs else 'replicas'
       raise errors.InputError(
         'batch size does not fit the devices',
         where='--batch_size',
         found=self.batch_size,
-        expected=f'a multiple of {packs} {"packs" if self.packs else "replicas"}',
+        expected=f'a multiple of {packs} {noun}',
       )
     metric = self.metric or SELECTION_METRIC[kind]
-    known = ('opa', 'opa_pooled', 'kendall_tau', *(f'top_{k}_error' for k in metrics.TOP_KS[kind]))
+    top_k_errors = [f'top_{k}_error' for k in metrics.TOP_KS[kind]]
+    known = ('opa', 'opa_pooled', 'kendall_tau', *top_k_errors)
     if metric not in known:
       raise errors.InputError(
         'unknown metric', where='--metric', found=metric, expected=' or '.join(known)
@@ -146,8 +150,10 @@ class TrainOptions:
 def make_schedule(
   options: TrainOptions, steps: int
 ) -> tf.keras.optimizers.schedules.LearningRateSchedule:
-  """The learning rate over so many steps in all: 0 to the highest along a line, back to 0 along
-  a half cosine.
+  """Makes the schedule of the learning rate over `steps` steps in all.
+
+  The rate rises from 0 to the highest rate along a line over the warmup, then falls to 0 along a
+  half cosine.
   """
   warmup = round(options.warmup * steps)
   return tf.keras.optimizers.schedules.CosineDecay(
@@ -159,25 +165,28 @@ def make_schedule(
 
 
 def is_better(metric: str, value: float | None, best: float | None) -> bool:
-  """Whether `value` of a metric is better than `best`, where None is undefined: worse than any
-  number.
+  """Returns whether `value` of a metric is better than `best`.
+
+  None is an undefined value, which is worse than any number.
   """
   if value is None or best is None:
     return best is None
-  return value < best if metric.endswith('_error') else value > best
+  if metric.endswith('_error'):
+    return value < best
+  return value > best
 
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-  """What some steps came to.
+  """The result of a call that takes several steps.
 
   Attributes:
-    count: number of steps taken: fewer than asked for if the last one was not finite.
-    loss: sum of their mean losses over modules.
-    configs: number of configs in them.
-    comparable: number of modules with two different runtimes in them.
+    count: number of steps taken, fewer than requested if the last one was not finite.
+    loss: sum over the steps of the mean loss over modules.
+    configs: number of configs in the steps.
+    comparable: number of modules with two different runtimes in the steps.
     norm: global norm of the gradient of the last step, before it was clipped.
-    losses: float32 [replicas, B], of the modules of the last step.
+    losses: losses of the modules of the last step, float32 [replicas, B].
   """
 
   count: int
@@ -193,18 +202,18 @@ class Steps:
 
 
 class Trainer:
-  """A model, its optimizer, and the steps that bring them forward.
+  """A model, its optimizer, and the steps that train them.
 
   Attributes:
-    strategy: where.
-    options: how, resolved.
-    directory: what on.
-    model: that is trained.
+    strategy: the strategy, which names the devices.
+    options: the options, resolved.
+    directory: the dataset directory.
+    model: the model that is trained.
     judged: a model of float32 layers with the weights that are evaluated and saved; see
       `update_judged`.
-    plan: of the batches.
-    optimizer: of `model`.
-    schedule: the learning rate by the number of steps done.
+    plan: the plan of the batches.
+    optimizer: the optimizer of `model`.
+    schedule: the schedule of the learning rate, by the number of steps done.
   """
 
   def __init__(
@@ -219,8 +228,8 @@ class Trainer:
     """Makes a trainer with fresh weights.
 
     Raises:
-      InputError: the split is missing or has no measured module, or the batch cannot be shared
-        out to the replicas.
+      InputError: the split is missing or has no measured module, or the batch cannot be divided
+        evenly among the replicas.
     """
     shards = directory.split(split)
     if not shards.measured:
@@ -265,13 +274,12 @@ class Trainer:
       self.optimizer = tf.keras.optimizers.Adam(
         self.schedule, weight_decay=options.weight_decay or None
       )
-      self.optimizer.exclude_from_weight_decay(
-        var_list=[
-          weight
-          for weight in self.model.trainable_variables
-          if weight.shape.rank < 2 or 'embedding' in weight.name
-        ]
-      )
+      spared = [
+        weight
+        for weight in self.model.trainable_variables
+        if weight.shape.rank < 2 or 'embedding' in weight.name
+      ]
+      self.optimizer.exclude_from_weight_decay(var_list=spared)
       self.optimizer.build(self.model.trainable_variables)
     self._gradients = tf.function(
       self._gradients, jit_compile=bool(options.shapes), autograph=False
@@ -279,15 +287,16 @@ class Trainer:
     self._take = tf.function(self._take)
 
   def steps_in_epoch(self, epoch: int) -> int:
-    """Number of steps of an epoch, counted from 1."""
+    """Returns the number of steps of an epoch; epochs are counted from 1."""
     return self.plan.batches_per_epoch(epoch - 1)
 
   def batches(self, epoch: int, step: int = 0) -> Any:
-    """The batches from after `step` steps of an epoch on, and those of all later epochs, as a
-    distributed dataset.
+    """Makes a distributed dataset of the batches after the first `step` steps of an epoch.
+
+    The batches of all later epochs follow without end.
     """
-    # Where TensorFlow does not know that there is no end, it makes empty batches for an end, which
-    # TF-GNN cannot.
+    # Unless TensorFlow knows that the dataset has no end, it makes empty batches for the end, which
+    # TF-GNN does not support.
     endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
     return self.strategy.distribute_datasets_from_function(
       lambda context: self._batches(epoch, step, context.input_pipeline_id).apply(endless)
@@ -308,63 +317,69 @@ class Trainer:
     )
 
   def take(self, batches: Iterator[Any], count: int) -> Steps:
-    """Takes steps over the next `count` batches of an iterator over `batches(...)`; stops after
-    one not finite.
+    """Takes steps over the next `count` batches of an iterator over `batches(...)`.
+
+    It stops after a step whose loss or gradient is not finite.
     """
-    taken = [value.numpy() for value in self._take(batches, tf.constant(count))]
-    count, loss, configs, comparable, norm = (value.item() for value in taken[:5])
-    return Steps(count, loss, int(configs), int(comparable), norm, taken[5])
+    *scalars, of_modules = [value.numpy() for value in self._take(batches, tf.constant(count))]
+    count, loss, configs, comparable, norm = (scalar.item() for scalar in scalars)
+    return Steps(count, loss, int(configs), int(comparable), norm, of_modules)
 
   def _take(self, batches, count):
-    taken, total, counts, norm = tf.constant(0), tf.constant(0.0), tf.zeros([2]), tf.constant(0.0)
+    taken = tf.constant(0)
+    total = tf.constant(0.0)
+    counts = tf.zeros([2])
+    norm = tf.constant(0.0)
     of_modules = tf.zeros([0, 0])
     for _ in tf.range(count):
       tf.autograph.experimental.set_loop_options(
         shape_invariants=[(of_modules, tf.TensorShape([None, None]))]
       )
       results = self.strategy.run(self._replica_step, args=(next(batches),))
-      # Summed over the replicas already, so all have the same.
+      # The results are summed over the replicas already, so all replicas have the same results.
       loss, step_counts, norm, of_modules = (
         self.strategy.experimental_local_results(r)[0] for r in results
       )
       if self.options.ema:
         self._update_average()
-      taken, total, counts = taken + 1, total + loss, counts + step_counts
+      taken += 1
+      total += loss
+      counts += step_counts
       if not tf.math.is_finite(loss + norm):
         break
     comparable, configs = tf.unstack(counts)
     return taken, total, configs, comparable, norm, of_modules
 
-  @tf.autograph.experimental.do_not_convert  # Converting all layers would take seconds.
+  # AutoGraph would take seconds to convert all layers.
+  @tf.autograph.experimental.do_not_convert
   def _replica_step(self, graph: tfgnn.GraphTensor):
     context = tf.distribute.get_replica_context()
     of_modules, gradients = self._gradients(graph)
     of_replica = tf.equal(tf.range(context.num_replicas_in_sync), context.replica_id_in_sync_group)
     of_modules = tf.where(of_replica[:, tf.newaxis], of_modules, 0.0)  # [replicas, B]
-    counts = tf.stack(
-      [
-        tf.reduce_sum(tf.cast(losses.is_comparable(graph.context['relative_runtime']), tf.float32)),
-        tf.math.count_nonzero(graph.context['config_id'] != loading.PADDING, dtype=tf.float32),
-      ]
-    )
+    is_comparable = losses.is_comparable(graph.context['relative_runtime'])
+    is_config = graph.context['config_id'] != loading.PADDING
+    num_comparable = tf.reduce_sum(tf.cast(is_comparable, tf.float32))
+    num_configs = tf.math.count_nonzero(is_config, dtype=tf.float32)
+    counts = tf.stack([num_comparable, num_configs])
     *gradients, of_modules, counts = context.all_reduce(
       tf.distribute.ReduceOp.SUM, [*gradients, of_modules, counts]
     )
-    # The mean is over the modules of all replicas, so that two replicas do what one does with twice
-    # the packs.
+    # The mean is over the modules of all replicas, so that two replicas compute the same as one
+    # replica with twice the packs.
     comparable = tf.maximum(counts[0], 1.0)
-    gradients, norm = tf.clip_by_global_norm(
-      [gradient / comparable for gradient in gradients], self.options.clip_norm
-    )
+    means = [gradient / comparable for gradient in gradients]
+    gradients, norm = tf.clip_by_global_norm(means, self.options.clip_norm)
     self.optimizer.apply_gradients(
       zip(gradients, self.model.trainable_variables, strict=True), skip_gradients_aggregation=True
     )
     return tf.reduce_sum(of_modules) / comparable, counts, norm, of_modules
 
   def _gradients(self, graph: tfgnn.GraphTensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Losses of the modules [B], and the gradients of their sum."""
+    """Computes the losses of the modules, [B], and the gradients of their sum."""
     with tf.GradientTape() as tape:
-      of_modules = self._loss(graph.context['relative_runtime'], self.model(graph, training=True))
+      scores = self.model(graph, training=True)
+      of_modules = self._loss(graph.context['relative_runtime'], scores)
       total = tf.reduce_sum(of_modules)
     gradients = tape.gradient(
       total, self.model.trainable_variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
@@ -372,8 +387,8 @@ class Trainer:
     return of_modules, [tf.convert_to_tensor(gradient) for gradient in gradients]
 
   def _update_average(self) -> None:
-    # The first steps count for less than --ema says, or else the fresh weights would be remembered
-    # for long.
+    # The decay is smaller than --ema in the first steps, because the fresh weights would otherwise
+    # remain in the average for long.
     done = tf.cast(self.optimizer.iterations, tf.float32)
     change = 1 - tf.minimum(self.options.ema, done / (done + 9))
     for average, weight in zip(
@@ -387,12 +402,13 @@ class Trainer:
 
   @property
   def learning_rate(self) -> float:
-    """Of the next step."""
+    """Learning rate of the next step."""
     return float(self.schedule(self.optimizer.iterations))
 
   def update_judged(self) -> None:
-    """Brings `judged` up to date: where weights are not averaged, it takes over those of
-    `model`.
+    """Brings `judged` up to date.
+
+    If weights are not averaged, it takes the weights of `model`; averages are always up to date.
     """
     if not self.options.ema:
       self._copy_weights()
@@ -402,19 +418,21 @@ class Trainer:
       copy.assign(weight)
 
   def module_ids(self, epoch: int, step: int) -> list[list[str]]:
-    """The modules of a step of an epoch, steps counted from 0: per replica those in the order of
-    `Steps.losses`.
+    """Returns the names of each replica's modules in a step of an epoch.
+
+    Steps are counted from 0. Names have the same order as `Steps.losses`; padding has the name ''.
     """
-    return [
-      [name.decode() for name in graph.context['module_id'].numpy()]
-      for index in range(self._sharing['num_inputs'])
-      for graph in self._batches(epoch, step, index, with_ids=True).take(self._sharing['replicas'])
-    ]
+    names = []
+    for index in range(self._sharing['num_inputs']):
+      batches = self._batches(epoch, step, index, with_ids=True)
+      for graph in batches.take(self._sharing['replicas']):
+        names.append([name.decode() for name in graph.context['module_id'].numpy()])
+    return names
 
 
 @contextlib.contextmanager
 def _precision(policy: str) -> Iterator[None]:
-  """Layers made inside the block compute by this policy of Keras."""
+  """Applies a Keras precision policy to the layers made inside the block."""
   before = tf.keras.mixed_precision.global_policy()
   tf.keras.mixed_precision.set_global_policy(policy)
   try:

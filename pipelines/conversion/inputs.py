@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
-import itertools
 import os
 
 from apache_beam.io import filesystems
@@ -23,9 +22,9 @@ class Inputs:
   """The input of a conversion.
 
   Attributes:
-    patterns: globs, each of which matches at least one file.
-    files: number of files they match (twice if by two patterns).
-    bytes: their size.
+    patterns: Globs, each of which matches at least one file.
+    files: Number of matched files. A file that two patterns match counts twice.
+    bytes: Total size of these files.
   """
 
   patterns: tuple[str, ...]
@@ -34,12 +33,11 @@ class Inputs:
 
 
 def find_inputs(inputs: Sequence[str], collection: str, hlo_stage: str = 'after') -> Inputs:
-  """Turns files, globs and directories into patterns, and looks what they match.
+  """Returns the patterns for files, globs and directories, with the number and size of matches.
 
   A directory may be the root of a TpuGraphs tree (with a folder per part of the collection's
-  name, such as tile/xla), a folder with train, valid and test, or a plain folder of files. Of
-  one that XLA wrote with --xla_dump_to, the programs of the stage `hlo_stage` are taken and
-  nothing else.
+  name, such as tile/xla), a folder with train, valid and test, or a plain folder of files. In a
+  directory that XLA wrote with --xla_dump_to, only the programs of the stage `hlo_stage` are taken.
 
   Raises:
     InputError: a file system is not available, an input matches no file, a dump has no program
@@ -51,27 +49,10 @@ def find_inputs(inputs: Sequence[str], collection: str, hlo_stage: str = 'after'
   entries: list[filesystems.FileMetadata] = []
   for name in inputs:
     beam_lib.check_file_system('--input', name)
-    tree = output.join(name, *collection.split(':'))
-    # Beam finds nothing by a local glob without a folder before it.
-    groups: Iterable[list[str]] = [
-      [name if '://' in name or name.startswith(('/', './', '../')) else f'./{name}']
-    ]
-    if not any(character in name for character in '*?['):
-      folders = [
-        [output.join(tree, split) for split in module_lib.SPLITS],
-        [tree],
-        [output.join(name, split) for split in module_lib.SPLITS],
-        [name],
-      ]
-      groups = (
-        [pattern for folder in group for pattern in _patterns_in(folder, hlo_stage)]
-        for group in folders
-      )
-      if not os.path.isdir(name):
-        groups = itertools.chain(groups, [[name]])
-    for group in groups:
+    for group in _pattern_groups(name, collection, hlo_stage):
       results = filesystems.FileSystems.match(group)
-      if any(result.metadata_list for result in results):
+      matched = [result for result in results if result.metadata_list]
+      if matched:
         break
     else:
       raise errors.InputError(
@@ -80,23 +61,45 @@ def find_inputs(inputs: Sequence[str], collection: str, hlo_stage: str = 'after'
         found=name,
         expected=f'a file, a glob, or a folder with {" or ".join(_SUFFIXES)} files',
       )
-    for result in results:
-      if result.metadata_list:
-        patterns.append(result.pattern)
-        entries.extend(result.metadata_list)
+    for result in matched:
+      patterns.append(result.pattern)
+      entries.extend(result.metadata_list)
   for entry in entries:
-    if any(
-      '\ud800' <= character <= '\udfff' for character in entry.path
-    ):  # Bytes that are no UTF-8.
+    # Bytes of a file name that are not UTF-8 arrive as lone surrogates.
+    if any('\ud800' <= character <= '\udfff' for character in entry.path):
       raise errors.InputError(
         'file name not in Unicode', where='--input', found=ascii(entry.path), fix='rename the file'
       )
   return Inputs(tuple(patterns), len(entries), sum(entry.size_in_bytes for entry in entries))
 
 
+def _pattern_groups(name: str, collection: str, hlo_stage: str) -> Iterator[list[str]]:
+  """Yields lists of globs for one input; the first list that matches a file is the one to use.
+
+  Later folders are looked at only where earlier ones give nothing.
+  """
+  if any(character in name for character in '*?['):
+    # Beam finds nothing with a local glob that does not begin with a folder.
+    anchored = '://' in name or name.startswith(('/', './', '../'))
+    yield [name if anchored else f'./{name}']
+    return
+  tree = output.join(name, *collection.split(':'))
+  places = (
+    [output.join(tree, split) for split in module_lib.SPLITS],
+    [tree],
+    [output.join(name, split) for split in module_lib.SPLITS],
+    [name],
+  )
+  for folders in places:
+    yield [pattern for folder in folders for pattern in _patterns_in(folder, hlo_stage)]
+  if not os.path.isdir(name):
+    yield [name]
+
+
 def _patterns_in(folder: str, hlo_stage: str) -> list[str]:
-  """Globs of what is read in a folder; files of a dump that no glob can tell from others are
-  named one by one.
+  """Returns globs for the files to read in a folder.
+
+  Files of a dump that no glob can distinguish from others are named one by one.
   """
   [listing] = filesystems.FileSystems.match([output.join(folder, '*module_*_optimizations.*')])
   paths = [entry.path for entry in listing.metadata_list]
@@ -107,7 +110,8 @@ def _patterns_in(folder: str, hlo_stage: str) -> list[str]:
   patterns = []
   for ending in dumps.ENDINGS:
     found = {path for path in paths if path.endswith(ending)}
-    patterns.extend(
-      [output.join(folder, f'*module_*{ending}')] if found <= chosen else sorted(found & chosen)
-    )
+    if found <= chosen:
+      patterns.append(output.join(folder, f'*module_*{ending}'))
+    else:
+      patterns.extend(sorted(found & chosen))
   return patterns

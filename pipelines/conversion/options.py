@@ -16,31 +16,32 @@ from tpu_graphs.sources import dumps
 
 @dataclasses.dataclass(frozen=True)
 class ConvertOptions:
-  """What decides the content of a dataset directory.
+  """The options that decide the content of a dataset directory.
 
   Attributes:
-    collection: such as 'tile:xla'; its first word is the kind of the input.
-    split: 'train', 'valid' or 'test' for all modules; None takes the folder that a file lies in
-      if it has one of these names, and else a hash of the module's graph: 80 % train, 10 %
-      valid, 10 % test.
-    num_shards: files per split, fewer where a split has fewer records; None leaves it to the
-      size of the input.
-    on_error: 'fail' stops at the first input that cannot be used, 'skip' lists it in
-      `rejected.jsonl` and goes on.
-    max_rejected_fraction: the conversion fails where more than this share of the input files
-      cannot be used.
-    max_array_bytes: inputs with a larger array are refused before it is allocated; see
-      `npz.stream`.
-    configs: which configs of each module are kept.
-    records: how modules become records. Its seed also decides the hashed split and the order of
+    collection: Name of the collection, such as 'tile:xla'; its first word is the kind of the input.
+    split: 'train', 'valid' or 'test' for all modules. None takes the name of the folder that a file
+      lies in if that is one of these names, and otherwise a hash of the module's graph: 80 % train,
+      10 % valid, 10 % test.
+    num_shards: Number of files per split; a split with fewer records has fewer files. None derives
+      the number from the size of the input.
+    on_error: 'fail' stops at the first input that cannot be used; 'skip' lists it in
+      `rejected.jsonl` and continues.
+    max_rejected_fraction: Largest share of the input files that may be unusable; the conversion
+      fails above it.
+    max_array_bytes: Size limit of an array in the input. An input with a larger array is refused
+      before the array is allocated; see `npz.stream`.
+    configs: The configs of each module that are kept.
+    records: How modules become records. Its seed also decides the hashed split and the order of
       the records.
-    choices: how the features of ops are made.
-    hlo_stage: which programs of a folder that is an XLA dump; see `dumps.find`.
-    keep_hops: layout only: graphs are reduced to what is so many edges from a configurable op; see
-      `reduction.keep_hops`. The hashed split goes by the whole graph. A module without
-      configurable ops stays whole, as do all for None.
-    rest: with `keep_hops`, what becomes of the other ops, one of `reduction.RESTS`; None is the
-      first of them.
+    choices: How the features of ops are made.
+    hlo_stage: Stage of the programs that are read from a folder that is an XLA dump; see
+      `dumps.find`.
+    keep_hops: Layout only: graphs keep the ops that are at most so many edges from a configurable
+      op; see `reduction.keep_hops`. The hashed split depends on the whole graph. A module without
+      configurable ops stays whole; with None, all modules do.
+    rest: Treatment of the other ops with `keep_hops`, one of `reduction.RESTS`; None is the first
+      of them.
   """
 
   collection: str
@@ -63,15 +64,15 @@ class ConvertOptions:
         raise errors.InputError(
           'no graph is reduced', where='--rest', found=self.rest, fix='give --keep_hops as well'
         )
+    elif self.kind == 'tile':
+      raise errors.InputError(
+        'tile modules have no configurable ops',
+        where='--keep_hops',
+        found=self.collection,
+        expected='a collection of kind layout',
+        fix='leave the flag out',
+      )
     else:
-      if self.kind == 'tile':
-        raise errors.InputError(
-          'tile modules have no configurable ops',
-          where='--keep_hops',
-          found=self.collection,
-          expected='a collection of kind layout',
-          fix='leave the flag out',
-        )
       object.__setattr__(self, 'rest', self.rest or reduction.RESTS[0])
       reduction.check(self.keep_hops, self.rest)
     dumps.check_stage(self.hlo_stage, where='--hlo_stage')
@@ -81,7 +82,7 @@ class ConvertOptions:
       )
     if not 0 <= self.max_rejected_fraction <= 1:
       raise errors.InputError(
-        'no share',
+        'not a share',
         where='--max_rejected_fraction',
         found=self.max_rejected_fraction,
         expected='0 to 1',
@@ -89,10 +90,11 @@ class ConvertOptions:
 
   @property
   def kind(self) -> str:
+    """Returns 'tile' or 'layout'."""
     return module_lib.kind_of_collection(self.collection)
 
   def to_json(self) -> dict[str, Any]:
-    """The options as the manifest shows them."""
+    """Returns the options as the manifest shows them."""
     return {
       'split': self.split,
       'num_shards': self.num_shards,

@@ -1,8 +1,8 @@
 """The life of a dataset directory: refused or cleared, in progress, published.
 
 While a conversion runs, the directory holds `in_progress.json`; at the end `manifest.json`
-appears instead. So what was interrupted can be told from what is finished, and from a directory
-of somebody else's, also on file systems where directories cannot be renamed.
+appears instead. These marks distinguish an interrupted conversion from a finished dataset and from
+a directory of somebody else, also on file systems where directories cannot be renamed.
 """
 
 from __future__ import annotations
@@ -32,19 +32,23 @@ _OWN_NAMES = (
   FAILURE_NAME,
 )
 _SPILL_FOLDER = '.spill'
+_ANY_OWN_NAME = '|'.join(map(re.escape, _OWN_NAMES))
+_ANY_SPLIT = '|'.join(module_lib.SPLITS)
+# Matches the files that a conversion writes; `.partial` marks a file that is not yet complete.
 _OWN = re.compile(
-  rf'({"|".join(map(re.escape, _OWN_NAMES))}|({"|".join(module_lib.SPLITS)})/part-\d+-of-\d+\.tfrecord)'
-  r'(\.[0-9a-f]+\.partial)?'  # The suffix of a file that is not yet complete.
+  rf'({_ANY_OWN_NAME}|({_ANY_SPLIT})/part-\d+-of-\d+\.tfrecord)'
+  r'(\.[0-9a-f]+\.partial)?'
   rf'|{re.escape(_SPILL_FOLDER)}/[0-9a-f]+'
 )
 
 
 class WriteError(errors.InputError):
-  """What cannot be written: however bad inputs are dealt with, this ends a conversion."""
+  """A failure to write, which ends a conversion whatever `on_error` says about bad inputs."""
 
   def __init__(self, reason: str, *, path: str, **parts: str | None):
-    """As Beam makes errors anew by their first argument alone, it cannot do so with this one,
-    and tells its text.
+    """Requires `path`, so that Beam cannot rebuild the error from its first argument alone.
+
+    Beam then reports the text of this error.
     """
     super().__init__(reason, path=path, **parts)
 
@@ -56,10 +60,10 @@ _WRITE_ERROR = re.compile(
 
 @contextlib.contextmanager
 def writing(path: str) -> Iterator[None]:
-  """Turns what a file system raises inside the block into a `WriteError` for `path`."""
+  """Converts an error of a file system inside the block to a `WriteError` for `path`."""
   try:
     yield
-  except OSError as error:  # Beam's errors as well.
+  except OSError as error:  # This includes Beam's own file system errors.
     raise WriteError(
       'cannot write',
       path=path,
@@ -69,57 +73,56 @@ def writing(path: str) -> Iterator[None]:
 
 
 def write_error_in(error: BaseException) -> errors.InputError | None:
-  """The `WriteError` of a step in the error that a runner makes of it, if there is one.
+  """Returns the `WriteError` of a step that is named in a runner's error, or None.
 
-  It comes this way and not by `report_failure`, since that writes, too.
+  A `WriteError` is not passed on through `report_failure`, since that function writes as well.
   """
   found = _WRITE_ERROR.search(str(error))
   return errors.InputError(found[1]) if found else None
 
 
 def join(directory: str, *names: str) -> str:
-  """Path of a file below `directory` on any file system."""
+  """Returns the path of a file below `directory` on any file system."""
   return posixpath.join(directory, *names)
 
 
 def spill_folder(directory: str) -> str:
-  """Where steps of the conversion leave for each other what is large; gone when the dataset is
-  published.
+  """Returns the folder through which steps pass large data to each other.
+
+  The folder is gone when the dataset is published.
   """
   return join(directory, _SPILL_FOLDER)
 
 
 def rejected_path(directory: str) -> str:
-  """Where the list of refused inputs lies after a conversion that failed because of them: beside
-  `directory`.
-  """
+  """Returns the path, beside `directory`, for the inputs that made a conversion fail."""
   return f'{directory.rstrip("/")}.{manifest_lib.REJECTED_NAME}'
 
 
 def list_files(directory: str) -> list[str]:
-  """Paths of all files at any depth below `directory`, relative to it; none if it does not
-  exist.
+  """Returns the sorted paths of all files below `directory`, at any depth and relative to it.
+
+  A directory that does not exist has no files.
   """
   root = directory.rstrip('/') + '/'
   (result,) = filesystems.FileSystems.match([root + '**'])
-  return sorted(
-    entry.path[len(root) :] for entry in result.metadata_list if not entry.path.endswith('/')
-  )
+  paths = [entry.path for entry in result.metadata_list]
+  return sorted(path[len(root) :] for path in paths if not path.endswith('/'))
 
 
 def begin(directory: str, *, request: dict[str, Any], overwrite: bool) -> None:
-  """Makes `directory` ready to be written.
+  """Prepares `directory` for a conversion.
 
   Args:
-    directory: the dataset directory to be.
-    request: what decides the result. A directory left by an interrupted run of the same request
-      is cleared.
-    overwrite: clear a dataset, or what an interrupted run of another request left, instead of
-      refusing.
+    directory: Path of the dataset directory to write.
+    request: Everything that decides the result. A directory left by an interrupted run of the
+      same request is cleared.
+    overwrite: Whether to clear a dataset, or the files of an interrupted run of another request,
+      instead of refusing.
 
   Raises:
-    InputError: the directory holds a dataset, an unfinished one of another request, or files of
-      somebody else; or it cannot be written.
+    InputError: the directory holds a dataset, an unfinished dataset of another request, or files
+      of somebody else; or it cannot be written.
   """
   if any(character in directory for character in '*?['):  # Beam deletes by pattern.
     raise errors.InputError(
@@ -128,8 +131,8 @@ def begin(directory: str, *, request: dict[str, Any], overwrite: bool) -> None:
       expected='a name without * ? [',
     )
   files = list_files(directory)
-  # With the mark of a conversion still beside it, a manifest is that of one interrupted at its very
-  # end.
+  # A manifest beside the mark of a conversion in progress belongs to a conversion that was
+  # interrupted at its very end.
   if manifest_lib.FILE_NAME in files and IN_PROGRESS_NAME not in files and not overwrite:
     raise errors.InputError(
       'output exists',
@@ -142,7 +145,7 @@ def begin(directory: str, *, request: dict[str, Any], overwrite: bool) -> None:
   started = any(name.startswith((manifest_lib.FILE_NAME, IN_PROGRESS_NAME)) for name in files)
   if foreign or (files and not started):
     raise errors.InputError(
-      'output exists and is no dataset',
+      'output exists and is not a dataset',
       path=directory,
       found=(foreign or files)[0],
       expected='no directory or an empty one',
@@ -159,14 +162,14 @@ def begin(directory: str, *, request: dict[str, Any], overwrite: bool) -> None:
   with writing(directory):
     if not filesystems.FileSystems.exists(directory):
       filesystems.FileSystems.mkdirs(directory)
-    # First the mark, so that a directory whose clearing is interrupted can still be told from
-    # somebody else's.
+    # The mark comes first, so that a directory whose clearing is interrupted can still be
+    # distinguished from a directory of somebody else.
     beam_lib.write_atomically(marker, text.encode())
     _delete(directory, [name for name in files if name != IN_PROGRESS_NAME])
 
 
 def publish(directory: str, *, manifest: manifest_lib.Manifest, files: dict[str, str]) -> None:
-  """Writes `files` (name -> content) and, last, the manifest."""
+  """Writes `files` (name -> content), and the manifest last."""
   for name, content in (*files.items(), (manifest_lib.FILE_NAME, manifest.dumps())):
     path = join(directory, name)
     with writing(path):
@@ -174,62 +177,58 @@ def publish(directory: str, *, manifest: manifest_lib.Manifest, files: dict[str,
 
 
 def end(directory: str) -> None:
-  """Removes from a published directory the mark of a conversion in progress, and what steps
-  left, done or failed.
+  """Removes the mark of a conversion in progress, and the leftovers of steps, done or failed.
 
-  Beside it, the list of inputs that an earlier conversion refused goes, too.
+  The directory must be published. The list of inputs that an earlier conversion rejected, which
+  lies beside the directory, is removed as well.
   """
   with writing(directory):
     if filesystems.FileSystems.exists(rejected_path(directory)):
       filesystems.FileSystems.delete([rejected_path(directory)])
-    _delete(
-      directory,
-      [
-        name
-        for name in list_files(directory)
-        if name in (IN_PROGRESS_NAME, FAILURE_NAME)
-        or name.endswith('.partial')
-        or name.startswith(f'{_SPILL_FOLDER}/')
-      ],
-    )
+    leftovers = []
+    for name in list_files(directory):
+      is_mark = name in (IN_PROGRESS_NAME, FAILURE_NAME)
+      is_unfinished = name.endswith('.partial')
+      is_spilled = name.startswith(f'{_SPILL_FOLDER}/')
+      if is_mark or is_unfinished or is_spilled:
+        leftovers.append(name)
+    _delete(directory, leftovers)
 
 
 def abandon(directory: str) -> errors.InputError | None:
-  """Removes what a failed conversion left; returns the error that a step reported by
-  `report_failure`, if any.
+  """Removes the files of a failed conversion, and returns the error of `report_failure`, if any.
 
-  What cannot be removed stays, with the mark of a conversion in progress.
+  Files that cannot be removed stay, with the mark of a conversion in progress.
   """
   files = list_files(directory)
   reported = None
   if FAILURE_NAME in files:
-    reported = errors.InputError(**json.loads(beam_lib.read_bytes(join(directory, FAILURE_NAME))))
-  with contextlib.suppress(
-    OSError
-  ):  # A link to a directory stays, too, and an object store has no directories.
+    parts = json.loads(beam_lib.read_bytes(join(directory, FAILURE_NAME)))
+    reported = errors.InputError(**parts)
+  # A link to a directory cannot be removed either, and an object store has no directories.
+  with contextlib.suppress(OSError):
     _delete(directory, files)
     filesystems.FileSystems.delete([directory.rstrip('/')])
   return reported
 
 
 def report_failure(directory: str, error: errors.InputError) -> None:
-  """Leaves `error` where the main process finds it: runners do not carry exceptions over
-  unchanged.
-  """
+  """Writes `error` to a file for the main process: runners do not pass exceptions on unchanged."""
+  content = json.dumps(error.to_dict()).encode()
   with writing(directory):
-    beam_lib.write_atomically(join(directory, FAILURE_NAME), json.dumps(error.to_dict()).encode())
+    beam_lib.write_atomically(join(directory, FAILURE_NAME), content)
 
 
 def _delete(directory: str, files: list[str]) -> None:
-  """Deletes `files`, the manifest first, so that a half-deleted dataset is none, and the mark of
-  a conversion last.
+  """Deletes `files`: the manifest first, the mark of a conversion in progress last.
+
+  With the manifest gone, a half-deleted directory does not pass for a dataset.
   """
   ordered = sorted(
     files, key=lambda name: (name != manifest_lib.FILE_NAME, name == IN_PROGRESS_NAME, name)
   )
   for name in ordered:
     if name == IN_PROGRESS_NAME and filesystems.FileSystems.exists(spill_folder(directory)):
-      filesystems.FileSystems.delete(
-        [spill_folder(directory)]
-      )  # Empty by now. An object store has no folders.
+      # The folder is empty by now. In an object store it does not exist.
+      filesystems.FileSystems.delete([spill_folder(directory)])
     filesystems.FileSystems.delete([join(directory, name)])

@@ -1,9 +1,8 @@
-"""Bytes too many to travel between the steps of a pipeline: they lie in files, and only their
-places travel.
+"""Files for data that is too large to travel between the steps of a pipeline.
 
-A runner may hold in memory whatever passes from step to step, and limits its size. So a step
-appends what is large to a file below the output, on whatever file system that is, and a later
-step reads it there.
+A runner may hold in memory all data that passes from step to step, and limits its size. So a step
+appends large data to a file below the output, on the file system of the output, and only the place
+of the data travels. A later step reads the data there.
 """
 
 from __future__ import annotations
@@ -18,12 +17,18 @@ from apache_beam.io import filesystems
 
 from pipelines.conversion import output
 
-_MAX_OPEN = 16  # Files that a reader holds open.
+_MAX_OPEN = 16  # Number of files that a reader holds open.
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-  """Where some bytes lie: in which file of the folder, from where on, and how many."""
+  """The place of some bytes in the spill folder.
+
+  Attributes:
+    name: Name of the file.
+    offset: Position of the first byte in the file.
+    size: Number of bytes.
+  """
 
   name: str
   offset: int
@@ -31,11 +36,13 @@ class Place:
 
 
 class Writer:
-  """Appends to a file of its own. What is written can be read once it is closed."""
+  """A writer that appends to a file of its own; the data can be read once the writer is closed."""
 
   def __init__(self, directory: str):
-    """`directory` is that of the output. Attempts of a step that run twice never meet: the name
-    is random.
+    """Chooses a random file name, so that two attempts of one step never share a file.
+
+    Args:
+      directory: Directory of the output.
     """
     self._name = uuid.uuid4().hex
     self._path = output.join(output.spill_folder(directory), self._name)
@@ -43,6 +50,7 @@ class Writer:
     self._size = 0
 
   def write(self, data: bytes) -> Place:
+    """Appends `data` and returns its place; the first call creates the file."""
     if self._file is None:
       self._file = filesystems.FileSystems.create(
         self._path, compression_type=filesystems.CompressionTypes.UNCOMPRESSED
@@ -52,26 +60,26 @@ class Writer:
     return Place(self._name, self._size - len(data), len(data))
 
   def close(self) -> None:
+    """Closes the file, if there is one."""
     if self._file is not None:
       self._file.close()
 
 
 class Reader(contextlib.ExitStack):
-  """Reads what a `Writer` has written; a context manager."""
+  """A reader of the data that `Writer`s have written; a context manager."""
 
   def __init__(self, directory: str):
     super().__init__()
     self._folder = output.spill_folder(directory)
-    self._files: collections.OrderedDict[str, BinaryIO] = (
-      collections.OrderedDict()
-    )  # The one last used is last.
+    # The file used most recently comes last.
+    self._files: collections.OrderedDict[str, BinaryIO] = collections.OrderedDict()
     self.callback(self._close_down_to, 0)
 
   def read(self, place: Place) -> bytes:
-    """The bytes at `place`.
+    """Returns the bytes at `place`.
 
     Raises:
-      OSError: they are not all there.
+      OSError: the file cannot be opened, or ends before the last byte.
     """
     if place.name not in self._files:
       self._close_down_to(_MAX_OPEN - 1)
@@ -89,4 +97,5 @@ class Reader(contextlib.ExitStack):
 
   def _close_down_to(self, number: int) -> None:
     while len(self._files) > number:
-      self._files.popitem(last=False)[1].close()
+      _, least_recent = self._files.popitem(last=False)
+      least_recent.close()

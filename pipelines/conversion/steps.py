@@ -1,6 +1,4 @@
-"""The steps of `pipelines/convert.py`: files -> records in spill files -> shards -> the
-manifest.
-"""
+"""The steps of a conversion: files -> records in spill files -> shards -> the manifest."""
 
 from __future__ import annotations
 
@@ -38,27 +36,27 @@ from tpu_graphs.modules import streams
 from tpu_graphs.sources import readers
 from tpu_graphs.sources import zips
 
-_BLOCK_BYTES = 1 << 20  # Of input that is read at a time.
+_BLOCK_BYTES = 1 << 20  # Input is read in blocks of this size.
 _STATISTICS_BUCKETS = 64
-_NO_SPACE = frozenset(
-  (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-)  # Nothing that is read is at fault.
-_OPCODE_LENGTH = (
-  100  # Of an opcode's name in the manifest; a damaged file may have a name of any length.
-)
+# With these errors a place to write is at fault, not the input.
+_NO_SPACE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS))
+# The manifest shortens an opcode's name to so many characters: a damaged file may have a name of
+# any length.
+_OPCODE_LENGTH = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-  """A record on its way to its shard. Items are ordered by `key`, a hash, so neighbours in a
-  shard are unrelated.
+  """A record on its way to its shard.
+
+  Items are ordered by `key`, a hash, so neighbours in a shard are unrelated.
 
   Attributes:
-    key: of the record, in its split.
-    split: of the module.
-    path: of the source.
-    module_id, part, measured, sizes: see `records.Record`.
-    place: where its data lies.
+    key: Key of the record in its split.
+    split: Split of the module.
+    path: Path of the source file.
+    module_id, part, measured, sizes: Attributes of the `records.Record`.
+    place: Place of the record's data.
   """
 
   key: int
@@ -72,8 +70,9 @@ class Item:
 
 
 def split_of(module: module_lib.Module, path: str, options: options_lib.ConvertOptions) -> str:
-  """The split of a module; see `ConvertOptions.split`. Equal graphs without a folder always
-  share their split.
+  """Returns the split of a module; see `ConvertOptions.split`.
+
+  Equal graphs always share their split, unless a folder decides it.
   """
   if options.split:
     return options.split
@@ -81,11 +80,13 @@ def split_of(module: module_lib.Module, path: str, options: options_lib.ConvertO
   if folder and folder[0] in module_lib.SPLITS:
     return folder[0]
   share = _hash(options.records.seed, module.topology_fingerprint()) / 2**64
-  return 'train' if share < 0.8 else 'valid' if share < 0.9 else 'test'
+  if share < 0.8:
+    return 'train'
+  return 'valid' if share < 0.9 else 'test'
 
 
 def _hash(seed: int, *parts: bytes) -> int:
-  """A 64-bit hash that is the same on every machine."""
+  """Returns a 64-bit hash that is the same on every machine."""
   digest = hashlib.blake2b(digest_size=8, key=str(seed).encode())
   for part in parts:
     digest.update(len(part).to_bytes(8, 'little') + part)
@@ -93,10 +94,10 @@ def _hash(seed: int, *parts: bytes) -> int:
 
 
 def _size_and_hash(file: BinaryIO) -> tuple[int, int]:
-  """The number of bytes of an open file, and a hash of its content; it is left at its start.
+  """Returns the size of an open file in bytes and a hash of its content, and rewinds the file.
 
-  Of a zip file its directory is hashed, which has size and CRC-32 of each member: reading all
-  took as long as converting it.
+  For a zip file only its directory is hashed, which holds the size and CRC-32 of each member:
+  reading the whole file took as long as converting it.
   """
   size = file.seek(0, os.SEEK_END)
   file.seek(zips.directory_start(file))
@@ -108,33 +109,29 @@ def _size_and_hash(file: BinaryIO) -> tuple[int, int]:
 
 
 class ReadModules(beam.DoFn):
-  """Path -> `Item`s; beside them, by tag, what becomes of everything else in the file."""
+  """Step from a path to `Item`s, and to tagged outputs for everything else in the file."""
 
-  REJECTED, STATISTICS, COUNTS, SOURCE, OPCODES = (
-    'rejected',
-    'statistics',
-    'counts',
-    'source',
-    'opcodes',
-  )
+  REJECTED = 'rejected'
+  STATISTICS = 'statistics'
+  COUNTS = 'counts'
+  SOURCE = 'source'
+  OPCODES = 'opcodes'
 
   def __init__(self, directory: str, options: options_lib.ConvertOptions):
     self._directory = directory
     self._options = options
     self._spill: spill.Writer | None = None
-    self._counters = {
-      name: beam.metrics.Metrics.counter('convert', name)
-      for name in (
-        'files',
-        'bytes',
-        'modules',
-        'configs',
-        'dropped_runs',
-        'rejected',
-        'removed_ops',
-        'removed_edges',
-      )
-    }
+    names = (
+      'files',
+      'bytes',
+      'modules',
+      'configs',
+      'dropped_runs',
+      'rejected',
+      'removed_ops',
+      'removed_edges',
+    )
+    self._counters = {name: beam.metrics.Metrics.counter('convert', name) for name in names}
     self._milliseconds = beam.metrics.Metrics.distribution('convert', 'milliseconds_per_file')
 
   def start_bundle(self):
@@ -146,7 +143,7 @@ class ReadModules(beam.DoFn):
 
   def process(self, path: str):
     start = time.monotonic()
-    size = fingerprint = 0  # Of what cannot be read.
+    size = fingerprint = 0  # A file that cannot be read counts with these values.
     try:
       with beam_lib.open_seekable(path) as file:
         with beam_lib.reading(path):
@@ -172,7 +169,8 @@ class ReadModules(beam.DoFn):
     for module in modules:
       try:
         with errors.in_file(path), beam_lib.reading(path):
-          outputs = list(self._outputs(module, path))  # All or nothing.
+          # A module whose configs fail halfway must leave no outputs, so they are collected first.
+          outputs = list(self._outputs(module, path))
       except errors.InputError as error:
         if self._options.on_error == 'fail':
           raise
@@ -183,43 +181,41 @@ class ReadModules(beam.DoFn):
   def _outputs(self, module: streams.ConfigStream, path: str):
     whole = module.graph
     if self._options.keep_hops is not None and whole.num_config_ops:
-      module = dataclasses.replace(
-        module, graph=reduction.keep_hops(whole, self._options.keep_hops, rest=self._options.rest)
-      )
+      reduced = reduction.keep_hops(whole, self._options.keep_hops, rest=self._options.rest)
+      module = dataclasses.replace(module, graph=reduced)
     selected = selection.select(module, self._options.configs)
     module, graph = selected.stream, module.graph
-    split = split_of(whole, path, self._options)  # The same, whatever is left of it.
+    # The whole graph decides, so that the split does not depend on `keep_hops`.
+    split = split_of(whole, path, self._options)
     own = statistics.Accumulator(graph) if split == 'train' else None
+    observe = own.add if own else None
     num_records = 0
-    for record in records.encode_stream(
-      module, self._options.records, observe=own.add if own else None
-    ):
+    for record in records.encode_stream(module, self._options.records, observe=observe):
       num_records += 1
       key = _hash(self._options.records.seed, record.module_id.encode(), str(record.part).encode())
       yield Item(
-        key,
-        split,
-        path,
-        record.module_id,
-        record.part,
-        record.measured,
-        record.sizes,
-        self._write(record.data),
+        key=key,
+        split=split,
+        path=path,
+        module_id=record.module_id,
+        part=record.part,
+        measured=record.measured,
+        sizes=record.sizes,
+        place=self._write(record.data),
       )
     yield self._count('records', split, num_records)
     for reason, count in graph.dropped_runs.items():
       yield self._count('dropped', reason, count)
       self._counters['dropped_runs'].inc(count)
-    for what, count in (
-      ('deduplicated', selected.deduplicated),
-      ('sampled_out', selected.sampled_out),
-    ):
+    left_out = (('deduplicated', selected.deduplicated), ('sampled_out', selected.sampled_out))
+    for what, count in left_out:
       if count:
         yield self._count('left_out', what, count)
-    for what, count in (
+    removed = (
       ('removed_ops', whole.num_ops - graph.num_ops),
       ('removed_edges', whole.num_edges - graph.num_edges),
-    ):
+    )
+    for what, count in removed:
       if count:
         yield self._count('left_out', what, count)
         self._counters[what].inc(count)
@@ -244,9 +240,8 @@ class ReadModules(beam.DoFn):
     if isinstance(error, output.WriteError):
       raise error
     if isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_SPACE:
-      with output.writing(
-        tempfile.gettempdir()
-      ):  # Where a copy of the input, or its configs, did not fit.
+      # A copy of the input, or its configs, did not fit into the temporary folder.
+      with output.writing(tempfile.gettempdir()):
         raise error.__cause__
     self._counters['rejected'].inc()
     if self._options.on_error == 'fail':
@@ -257,8 +252,9 @@ class ReadModules(beam.DoFn):
 
 
 class AssignShards(beam.DoFn):
-  """`Item` -> ((split, shard, number of shards), item), dealing the items of a split to its
-  shards in key order.
+  """Step from an `Item` to ((split, shard, number of shards), item).
+
+  The items of a split go to its shards round-robin, in the order of their keys.
   """
 
   def __init__(self, num_shards: int):
@@ -267,14 +263,15 @@ class AssignShards(beam.DoFn):
   def process(self, item: Item, keys: Mapping[str, np.ndarray]):
     split_keys = keys[item.split]
     num_shards = min(self._num_shards, len(split_keys))
-    yield (
-      (item.split, int(np.searchsorted(split_keys, np.uint64(item.key))) % num_shards, num_shards),
-      item,
-    )
+    rank = int(np.searchsorted(split_keys, np.uint64(item.key)))
+    yield (item.split, rank % num_shards, num_shards), item
 
 
 class WriteShard(beam.DoFn):
-  """((split, shard, number of shards), items) -> `manifest.Shard`, writing the TFRecord file."""
+  """Step from ((split, shard, number of shards), items) to `manifest.Shard`.
+
+  It writes the TFRecord file.
+  """
 
   def __init__(self, directory: str):
     self._directory = directory
@@ -297,18 +294,18 @@ class WriteShard(beam.DoFn):
         output.report_failure(self._directory, error)
         raise error
     name = f'{split}/part-{shard:05d}-of-{num_shards:05d}.tfrecord'
-    folder, path = output.join(self._directory, split), output.join(self._directory, name)
+    folder = output.join(self._directory, split)
+    path = output.join(self._directory, name)
     if not filesystems.FileSystems.exists(folder):
-      with contextlib.suppress(OSError):  # Another worker may be first.
+      with contextlib.suppress(OSError):  # Another worker may have made the folder first.
         filesystems.FileSystems.mkdirs(folder)
-    # The same step may run twice at a time, so each attempt has a name of its own until it is done.
+    # The same step may run twice at a time, so each attempt writes under a name of its own.
     temporary = f'{path}.{time.monotonic_ns():x}.partial'
+    uncompressed = filesystems.CompressionTypes.UNCOMPRESSED
     with output.writing(path):
       with (
         spill.Reader(self._directory) as reader,
-        filesystems.FileSystems.create(
-          temporary, compression_type=filesystems.CompressionTypes.UNCOMPRESSED
-        ) as file,
+        filesystems.FileSystems.create(temporary, compression_type=uncompressed) as file,
       ):
         size, checksum = records.write_tfrecords(file, (reader.read(item.place) for item in items))
       beam_lib.rename(temporary, path)
@@ -329,8 +326,9 @@ class WriteShard(beam.DoFn):
 
 
 class MergeStatistics(beam.DoFn):
-  """(bucket, (module_id, place) of each module) -> (bucket, number of modules, their statistics
-  merged by name).
+  """Step from (bucket, pairs (module_id, place)) to (bucket, number of modules, statistics).
+
+  The statistics of the modules are merged in the order of their names.
   """
 
   def __init__(self, directory: str):
@@ -340,15 +338,12 @@ class MergeStatistics(beam.DoFn):
     bucket, places = element
     places = sorted(places, key=lambda pair: pair[0])
     with spill.Reader(self._directory) as reader:
-      yield (
-        bucket,
-        len(places),
-        statistics.merge_all(pickle.loads(reader.read(place)) for _, place in places),
-      )
+      parts = (pickle.loads(reader.read(place)) for _, place in places)
+      yield bucket, len(places), statistics.merge_all(parts)
 
 
 class Publish(beam.DoFn):
-  """Writes everything but the shards; the manifest last."""
+  """Step that writes everything except the shards, and the manifest last."""
 
   def __init__(self, directory: str, options: options_lib.ConvertOptions):
     self._directory = directory
@@ -370,80 +365,79 @@ class Publish(beam.DoFn):
     by_split = collections.defaultdict(list)
     for shard in shards:
       by_split[shard.name.partition('/')[0]].append(shard)
+    splits = {
+      split: manifest_lib.Split.of(by_split[split])
+      for split in module_lib.SPLITS
+      if split in by_split
+    }
+    rejections = collections.Counter(row['reason'] for row in rejected)
+    left_out = count('left_out')
     files, size, digest = source
     manifest = manifest_lib.Manifest(
       collection=self._options.collection,
       kind=self._options.kind,
       options=self._options.to_json(),
-      splits={
-        split: manifest_lib.Split.of(by_split[split])
-        for split in module_lib.SPLITS
-        if split in by_split
-      },
-      rejected_inputs=dict(sorted(collections.Counter(row['reason'] for row in rejected).items())),
+      splits=splits,
+      rejected_inputs=dict(sorted(rejections.items())),
       skipped_modules=count('skipped'),
       dropped_runs=count('dropped'),
       source={'files': files, 'bytes': size, 'fingerprint': f'{digest:016x}'},
       unknown_opcodes=dict(opcodes),
-      deduplicated_configs=count('left_out').get('deduplicated', 0),
-      sampled_out_configs=count('left_out').get('sampled_out', 0),
-      removed_ops=count('left_out').get('removed_ops', 0),
-      removed_edges=count('left_out').get('removed_edges', 0),
+      deduplicated_configs=left_out.get('deduplicated', 0),
+      sampled_out_configs=left_out.get('sampled_out', 0),
+      removed_ops=left_out.get('removed_ops', 0),
+      removed_edges=left_out.get('removed_edges', 0),
     )
     rows = sorted(rejected, key=lambda row: json.dumps(row, sort_keys=True))
     listing = ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
-    made, arrived = (
-      count('made'),
-      {
-        'inputs': files,
-        'rejected inputs': len(rows),
-        'statistics': sum(number for _, number, _ in parts),
-      },
+    made = count('made')
+    num_statistics = sum(number for _, number, _ in parts)
+    # Each entry has a name, the count at the end, and the count where the things were made.
+    balance = (
+      ('records', {name: split.records for name, split in splits.items()}, count('records')),
+      ('inputs', files, made.get('inputs', 0)),
+      ('rejected inputs', len(rows), made.get('rejected inputs', 0)),
+      ('statistics', num_statistics, made.get('statistics', 0)),
     )
-    lost = _lost(
-      'records', {split: part.records for split, part in manifest.splits.items()}, count('records')
-    )
-    for what, number in arrived.items():
-      lost = lost or _lost(what, number, made.get(what, 0))
-    if error := lost or self._failure(manifest, rows):
-      if rows and not lost:
+    losses = [_lost(what, arrived, expected) for what, arrived, expected in balance]
+    error = next((loss for loss in losses if loss), None)
+    if error is None:
+      error = self._failure(manifest, rows)
+      if error and rows:
         place = output.rejected_path(self._directory)
         with output.writing(place):
           beam_lib.write_atomically(place, listing.encode())
         error.fix = f'{place} lists them'
+    if error:
       output.report_failure(self._directory, error)
       raise error
-    # Buckets are merged in order, and modules in a bucket as well: floating point sums depend on
-    # it.
-    total = statistics.merge_all(part for _, _, part in sorted(parts, key=lambda part: part[0]))
-    output.publish(
-      self._directory,
-      manifest=manifest,
-      files={
-        manifest_lib.SCHEMA_NAME: schema.text(
-          self._options.kind, num_extra=self._options.choices.num_extra
-        ),
-        manifest_lib.STATISTICS_NAME: json.dumps(
-          (total or statistics.Statistics({}, {})).to_json(), indent=1
-        )
-        + '\n',
-        manifest_lib.REJECTED_NAME: listing,
-      },
-    )
+    # Floating point sums depend on the order, so buckets are merged in order, as are the modules
+    # within each bucket.
+    in_order = sorted(parts, key=lambda part: part[0])
+    total = statistics.merge_all(part for _, _, part in in_order)
+    if total is None:
+      total = statistics.Statistics({}, {})
+    contents = {
+      manifest_lib.SCHEMA_NAME: schema.text(
+        self._options.kind, num_extra=self._options.choices.num_extra
+      ),
+      manifest_lib.STATISTICS_NAME: json.dumps(total.to_json(), indent=1) + '\n',
+      manifest_lib.REJECTED_NAME: listing,
+    }
+    output.publish(self._directory, manifest=manifest, files=contents)
     yield manifest
 
   def _failure(
     self, manifest: manifest_lib.Manifest, rejected: list[dict[str, Any]]
   ) -> errors.InputError | None:
-    """Why this must not be published, if so."""
+    """Returns the reason why the dataset must not be published, or None."""
     paths = {row['path'] for row in rejected}
-    first, reasons = (
-      min(paths, default=None),
-      json.dumps({**manifest.rejected_inputs, **manifest.skipped_modules}),
-    )
+    first = min(paths, default=None)
+    reasons = json.dumps({**manifest.rejected_inputs, **manifest.skipped_modules})
     if not manifest.splits:
       return errors.InputError('no usable module in the input', found=reasons, path=first)
-    files, most = manifest.source['files'], self._options.max_rejected_fraction
+    files = manifest.source['files']
+    most = self._options.max_rejected_fraction
     if len(paths) > most * files:
       return errors.InputError(
         'too many inputs rejected',
@@ -455,7 +449,7 @@ class Publish(beam.DoFn):
 
 
 def _lost(what: str, arrived: Any, made: Any) -> errors.InputError | None:
-  """The error that what was counted where it was made has not all arrived, if so."""
+  """Returns the error for counts that differ where things were made and where they arrived."""
   if arrived == made:
     return None
   return errors.InputError(

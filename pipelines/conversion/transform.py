@@ -1,4 +1,4 @@
-"""The conversion as a PTransform: the steps and how they are joined."""
+"""The conversion as a PTransform: the graph of its steps."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from tpu_graphs.dataset import manifest as manifest_lib
 
 
 def _add_sources(sources: Iterable[tuple[int, int, int]]) -> tuple[int, int, int]:
-  files = size = digest = 0
-  for source in sources:
-    files, size, digest = files + source[0], size + source[1], (digest + source[2]) % 2**64
-  return files, size, digest
+  total_files = total_size = total_digest = 0
+  for files, size, digest in sources:
+    total_files += files
+    total_size += size
+    # Digests are added, since a sum does not depend on the order of the files.
+    total_digest = (total_digest + digest) % 2**64
+  return total_files, total_size, total_digest
 
 
 def _keys_by_split(keys: Iterable[tuple[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -28,15 +31,14 @@ def _keys_by_split(keys: Iterable[tuple[str, np.ndarray]]) -> dict[str, np.ndarr
 
 @dataclasses.dataclass(eq=False)
 class Convert(beam.PTransform):
-  """PCollection of file patterns -> PCollection of the one `manifest.Manifest`, having written
-  the directory.
+  """The conversion: PCollection of file patterns -> PCollection of the one `manifest.Manifest`.
 
-  The directory must have been made ready by `output.begin`.
+  It writes the directory, which `output.begin` must have made ready.
 
   Attributes:
-    directory: where to write.
-    options: see `ConvertOptions`; `num_shards` must be given, since the size of the input is not
-      known here.
+    directory: Directory to write to.
+    options: Options that decide the content. `num_shards` must be given, since the size of the
+      input is not known here.
   """
 
   directory: str
@@ -47,21 +49,19 @@ class Convert(beam.PTransform):
       raise errors.InputError('number of shards missing', where='num_shards', expected='>= 1')
 
   def expand(self, patterns: beam.PCollection) -> beam.PCollection:
-    tags = steps.ReadModules
     paths = (
       patterns
       | 'Match' >> fileio.MatchAll()
       | 'Path' >> beam.Map(lambda metadata: metadata.path.removeprefix('./'))
       | 'Distinct' >> beam.Distinct()
     )
-    read = (
-      paths
-      | 'Spread' >> beam.Reshuffle()
-      | 'Read'
-      >> beam.ParDo(steps.ReadModules(self.directory, self.options)).with_outputs(
-        tags.REJECTED, tags.STATISTICS, tags.COUNTS, tags.SOURCE, tags.OPCODES, main='items'
-      )
+
+    tags = steps.ReadModules
+    read_modules = beam.ParDo(steps.ReadModules(self.directory, self.options)).with_outputs(
+      tags.REJECTED, tags.STATISTICS, tags.COUNTS, tags.SOURCE, tags.OPCODES, main='items'
     )
+    read = paths | 'Spread' >> beam.Reshuffle() | 'Read' >> read_modules
+
     keys = (
       read.items
       | 'Key' >> beam.Map(lambda item: (item.split, item.key))
@@ -69,43 +69,43 @@ class Convert(beam.PTransform):
       | 'Order' >> beam.CombineGlobally(beam.combiners.ToListCombineFn())
       | 'Index' >> beam.Map(_keys_by_split)
     )
+    assign_shards = beam.ParDo(
+      steps.AssignShards(self.options.num_shards), beam.pvalue.AsSingleton(keys)
+    )
     shards = (
       read.items
-      | 'Assign'
-      >> beam.ParDo(steps.AssignShards(self.options.num_shards), beam.pvalue.AsSingleton(keys))
+      | 'Assign' >> assign_shards
       | 'Group' >> beam.GroupByKey()
       | 'Write' >> beam.ParDo(steps.WriteShard(self.directory))
     )
+
     buckets = (
       read[tags.STATISTICS]
       | 'Bucket' >> beam.GroupByKey()
       | 'Statistics' >> beam.ParDo(steps.MergeStatistics(self.directory))
     )
+
+    found = paths | 'Found' >> beam.Map(lambda _: (('made', 'inputs'), 1))
     counts = (
-      (read[tags.COUNTS], paths | 'Found' >> beam.Map(lambda _: (('made', 'inputs'), 1)))
-      | 'Counts' >> beam.Flatten()
-      | 'Count' >> beam.CombinePerKey(sum)
+      (read[tags.COUNTS], found) | 'Counts' >> beam.Flatten() | 'Count' >> beam.CombinePerKey(sum)
     )
+
     source = read[tags.SOURCE] | 'Source' >> beam.CombineGlobally(_add_sources)
+
+    most_frequent = beam.combiners.Top.Smallest(
+      manifest_lib.MAX_UNKNOWN_OPCODES, key=lambda pair: (-pair[1], pair[0])
+    )
     opcodes = (
-      read[tags.OPCODES]
-      | 'Opcodes' >> beam.CombinePerKey(sum)
-      | 'Frequent'
-      >> beam.combiners.Top.Smallest(
-        manifest_lib.MAX_UNKNOWN_OPCODES, key=lambda pair: (-pair[1], pair[0])
-      )
+      read[tags.OPCODES] | 'Opcodes' >> beam.CombinePerKey(sum) | 'Frequent' >> most_frequent
     )
-    return (
-      patterns.pipeline
-      | 'Start' >> beam.Create([None])
-      | 'Publish'
-      >> beam.ParDo(
-        steps.Publish(self.directory, self.options),
-        beam.pvalue.AsList(shards),
-        beam.pvalue.AsList(read[tags.REJECTED]),
-        beam.pvalue.AsList(counts),
-        beam.pvalue.AsSingleton(source),
-        beam.pvalue.AsSingleton(opcodes),
-        beam.pvalue.AsList(buckets),
-      )
+
+    publish = beam.ParDo(
+      steps.Publish(self.directory, self.options),
+      beam.pvalue.AsList(shards),
+      beam.pvalue.AsList(read[tags.REJECTED]),
+      beam.pvalue.AsList(counts),
+      beam.pvalue.AsSingleton(source),
+      beam.pvalue.AsSingleton(opcodes),
+      beam.pvalue.AsList(buckets),
     )
+    return patterns.pipeline | 'Start' >> beam.Create([None]) | 'Publish' >> publish

@@ -1,6 +1,4 @@
-"""What every pipeline's command line needs of Beam: options behind `--`, the local runner, files
-on any file system.
-"""
+"""Beam for command lines: options behind `--`, the local runner, files on any file system."""
 
 from __future__ import annotations
 
@@ -33,42 +31,39 @@ from tpu_graphs import errors
 
 # Starting worker processes takes seconds, so smaller inputs are converted within the main process.
 _BYTES_WORTH_PROCESSES = 64 << 20
-_SECONDS_FOR_JOB_SERVER = 10  # To answer; Beam itself would wait for minutes, without a word.
+# A job server must answer within this time; Beam itself would wait for minutes without a message.
+_SECONDS_FOR_JOB_SERVER = 10
 
 
 def pipeline(args: Sequence[str], *, input_bytes: int) -> beam.Pipeline:
-  """A pipeline with the Beam options `args`.
+  """Returns a pipeline with the Beam options `args`.
 
-  Without `--runner`, and for DirectRunner, it runs on this machine by FnApiRunner (DirectRunner
-  would try to download another runner first): with a process per core where the input is large,
-  unless `args` say otherwise. DaskRunner is that of `pipelines/runners/dask_runner.py`.
+  Without `--runner`, and for DirectRunner, the pipeline runs on this machine with FnApiRunner
+  (DirectRunner would try to download another runner first). Where the input is large it uses a
+  process per core, unless `args` say otherwise. DaskRunner is the runner of
+  `pipelines/runners/dask_runner.py`.
 
   Raises:
-    InputError: an option or runner that Beam does not know, a runner whose extra is not
-      installed, or a job server that does not answer.
+    InputError: Beam does not know an option or the runner, the extra of the runner is not
+      installed, or a job server does not answer.
   """
   name = _runner_name(args)
-  runner = (
-    _dask_runner() if name == 'dask' else None
-  )  # First, since its import makes its options known to Beam.
+  # The Dask runner is imported first, since its import makes its options known to Beam.
+  runner = _dask_runner() if name == 'dask' else None
   _check(args)
   options = pipeline_options.PipelineOptions(list(args))
   if name in ('direct', 'fnapi'):
+    direct_options = options.view_as(pipeline_options.DirectOptions)
     given = {arg.partition('=')[0] for arg in args}
-    runner = _local_runner(
-      options.view_as(pipeline_options.DirectOptions),
-      given,
-      large=input_bytes >= _BYTES_WORTH_PROCESSES,
-    )
+    runner = _local_runner(direct_options, given, large=input_bytes >= _BYTES_WORTH_PROCESSES)
   if endpoint := options.view_as(pipeline_options.PortableOptions).job_endpoint:
     _check_job_server(endpoint)
   try:
     return beam.Pipeline(runner, options)
   except (ValueError, ImportError, AttributeError) as error:
     found = ' '.join(str(error).split())
-    if found.startswith(
-      'Pipeline has validations errors'
-    ):  # Some runners look at the values of their options.
+    # Some runners check the values of their options.
+    if found.startswith('Pipeline has validations errors'):
       raise errors.InputError('wrong Beam option', found=found.partition(': ')[2]) from error
     raise errors.InputError(
       'runner cannot be used',
@@ -81,25 +76,23 @@ def pipeline(args: Sequence[str], *, input_bytes: int) -> beam.Pipeline:
 def _local_runner(
   options: pipeline_options.DirectOptions, given: Set[str], *, large: bool
 ) -> fn_runner.FnApiRunner:
-  """An FnApiRunner for `options`, which are filled in where the user has not `given` them."""
-  logging.getLogger('apache_beam').setLevel(
-    logging.CRITICAL
-  )  # The outcome is told by an exception, once.
-  # Else a timer empties the buffers of what goes to workers while they are written to, without a
-  # lock: on busy machines elements were lost, and nothing told so.
+  """Returns an FnApiRunner, and sets those `options` that the user has not `given`."""
+  # An exception reports the outcome once, so Beam's log is not needed.
+  logging.getLogger('apache_beam').setLevel(logging.CRITICAL)
+  # Otherwise a timer empties the buffers of data for workers while they are written to, without a
+  # lock: on busy machines elements were lost without any report.
   worker_handlers.DATA_BUFFER_TIME_LIMIT_MS = 0
-  if (
-    '--direct_running_mode' not in given
-  ):  # Its default in Beam makes a number of workers have no effect.
+  # With Beam's default for the mode, a number of workers has no effect.
+  if '--direct_running_mode' not in given:
     several = options.direct_num_workers != 1 if '--direct_num_workers' in given else large
     options.direct_running_mode = 'multi_processing' if several else 'in_memory'
   if '--direct_num_workers' not in given and options.direct_running_mode != 'in_memory':
     options.direct_num_workers = os.cpu_count()
   if options.direct_running_mode != 'multi_processing':
     return fn_runner.FnApiRunner()
-  # Beam's own command for worker processes lets them log every step to the terminal. What they
-  # raise comes back anyway. Ctrl-C must not reach them: of a worker that ends too early, each
-  # thread here that waits for it would complain.
+  # With Beam's own command, worker processes log every step to the terminal; their exceptions come
+  # back anyway. Ctrl-C must not reach the workers: if a worker ended too early, each thread here
+  # that waits for it would complain.
   options.direct_running_mode = None
   worker = (
     f'{shlex.quote(sys.executable)} -m apache_beam.runners.worker.sdk_worker_main 2>{os.devnull}'
@@ -110,8 +103,9 @@ def _local_runner(
 
 @worker_handlers.WorkerHandler.register_environment(python_urns.SUBPROCESS_SDK, bytes)
 class _Worker(worker_handlers.GrpcWorkerHandler):
-  """A worker process. Beam's own class waits for it in a thread, for ever if interrupted while
-  it starts.
+  """A worker process.
+
+  Beam's own class waits for the process in a thread, forever if it is interrupted during the start.
   """
 
   def __init__(self, command: bytes, *args):
@@ -119,20 +113,15 @@ class _Worker(worker_handlers.GrpcWorkerHandler):
     self._command = command.decode()
 
   def start_worker(self) -> None:
-    self._process = subprocess.Popen(
-      self._command,
-      shell=True,
-      env={
-        **os.environ,
-        'WORKER_ID': self.worker_id,
-        'CONTROL_API_SERVICE_DESCRIPTOR': text_format.MessageToString(
-          self.control_api_service_descriptor()
-        ),
-        'PIPELINE_OPTIONS': json_format.MessageToJson(
-          self.provision_info.provision_info.pipeline_options
-        ),
-      },
-    )
+    descriptor = self.control_api_service_descriptor()
+    options = self.provision_info.provision_info.pipeline_options
+    environment = {
+      **os.environ,
+      'WORKER_ID': self.worker_id,
+      'CONTROL_API_SERVICE_DESCRIPTOR': text_format.MessageToString(descriptor),
+      'PIPELINE_OPTIONS': json_format.MessageToJson(options),
+    }
+    self._process = subprocess.Popen(self._command, shell=True, env=environment)
     atexit.register(self.stop_worker)
 
   def stop_worker(self) -> None:
@@ -160,12 +149,12 @@ def _check_job_server(endpoint: str) -> None:
         'no job server',
         where='--job_endpoint',
         found=endpoint,
-        expected='HOST:PORT of one that runs',
+        expected='HOST:PORT of a running job server',
       ) from error
 
 
 def _runner_name(args: Sequence[str]) -> str:
-  """The runner in short, such as 'dask' for --runner=DaskRunner; 'direct' if there is none."""
+  """Returns the runner's short name: 'dask' for --runner=DaskRunner, 'direct' without a runner."""
   parser = _Parser(allow_abbrev=False, add_help=False)
   pipeline_options.StandardOptions._add_argparse_args(parser)
   known, _ = parser.parse_known_args(args)
@@ -173,21 +162,18 @@ def _runner_name(args: Sequence[str]) -> str:
 
 
 def _check(args: Sequence[str]) -> None:
-  """Refuses Beam options that Beam would drop with no more than a warning."""
+  """Refuses Beam options that Beam would drop with only a warning."""
   parser = _Parser(allow_abbrev=False, add_help=False)
   for options in pipeline_options.PipelineOptions.__subclasses__():
-    options._add_argparse_args(
-      parser
-    )  # The hook through which Beam collects the options of all its parts.
+    # Beam collects the options of all its parts through this hook.
+    options._add_argparse_args(parser)
   _, unknown = parser.parse_known_args(args)
   if unknown:
     flag = unknown[0].partition('=')[0]
-    near = difflib.get_close_matches(
-      flag, [name for action in parser._actions for name in action.option_strings], 1
-    )
-    raise errors.InputError(
-      'unknown Beam option', found=unknown[0], fix=f'did you mean {near[0]}?' if near else None
-    )
+    names = [name for action in parser._actions for name in action.option_strings]
+    near = difflib.get_close_matches(flag, names, 1)
+    fix = f'did you mean {near[0]}?' if near else None
+    raise errors.InputError('unknown Beam option', found=unknown[0], fix=fix)
   runners = [arg for arg in args if arg.partition('=')[0] == '--runner']
   if len(runners) > 1:
     raise errors.InputError(
@@ -196,9 +182,7 @@ def _check(args: Sequence[str]) -> None:
 
 
 class _Parser(pipeline_options._BeamArgumentParser):
-  """Beam's parser with its errors as `InputError`; argparse would print a usage of four hundred
-  lines.
-  """
+  """Beam's parser, but with `InputError`s: argparse would print a usage of four hundred lines."""
 
   def error(self, message: str):
     raise errors.InputError('wrong Beam option', found=message)
@@ -208,7 +192,8 @@ def check_file_system(flag: str, path: str) -> None:
   """Refuses a path whose file system cannot be reached, before any work is done.
 
   Raises:
-    InputError: no path, unknown scheme, or a scheme whose extra is not installed.
+    InputError: the path is empty, its scheme is unknown, or the extra of the scheme is not
+      installed.
   """
   if not path:
     raise errors.InputError('empty path', where=flag)
@@ -217,19 +202,18 @@ def check_file_system(flag: str, path: str) -> None:
     raise errors.InputError('unknown file system', where=flag, found=path, fix='use gs://')
   try:
     filesystems.FileSystems.get_filesystem(path)
-    filesystems.FileSystems.exists(
-      path
-    )  # Some schemes are known, but tell only now that their package is missing.
+    # For some known schemes, a missing package shows only now.
+    filesystems.FileSystems.exists(path)
   except (ValueError, OSError, beam.io.filesystem.BeamIOError) as error:
     fix = {'gs': "pip install 'tpu_graphs[gcp]'"}.get(scheme, 'use a local path or gs://')
     raise errors.InputError('file system not available', where=flag, found=path, fix=fix) from error
 
 
 def read_bytes(path: str) -> bytes:
-  """The content of a file on any file system.
+  """Returns the content of a file on any file system.
 
   Raises:
-    InputError: it cannot be read.
+    InputError: the file cannot be read.
   """
   with reading(path), _open(path) as file:
     return file.read()
@@ -237,18 +221,18 @@ def read_bytes(path: str) -> bytes:
 
 @contextlib.contextmanager
 def open_seekable(path: str) -> Iterator[BinaryIO]:
-  """Opens a file on any file system to be read in any order; one that is not local is copied to
-  a temporary file.
+  """Opens a file on any file system to be read in any order.
+
+  A file that is not local is copied to a temporary file.
 
   Raises:
-    InputError: it cannot be read.
+    InputError: the file cannot be read.
   """
   with contextlib.ExitStack() as stack:
     with reading(path):
       file = stack.enter_context(_open(path))
-      if not isinstance(
-        filesystems.FileSystems.get_filesystem(path), localfilesystem.LocalFileSystem
-      ):
+      file_system = filesystems.FileSystems.get_filesystem(path)
+      if not isinstance(file_system, localfilesystem.LocalFileSystem):
         copy = stack.enter_context(tempfile.TemporaryFile())
         shutil.copyfileobj(file, copy, 1 << 20)
         copy.seek(0)
@@ -258,9 +242,7 @@ def open_seekable(path: str) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def reading(path: str) -> Iterator[None]:
-  """Turns what fails inside the block into an `InputError` that says that the file cannot be
-  read.
-  """
+  """Converts a failure to read inside the block to an `InputError` that names the file."""
   try:
     yield
   except (OSError, beam.io.filesystem.BeamIOError) as error:
@@ -284,8 +266,8 @@ def write_atomically(path: str, data: bytes) -> None:
 
 
 def rename(source: str, target: str) -> None:
-  """Moves a file over another that may exist: a step may run twice."""
+  """Moves a file to `target` and replaces a file there, since a step may run twice."""
   if filesystems.FileSystems.exists(target):
-    with contextlib.suppress(OSError):  # Another attempt may be first.
+    with contextlib.suppress(OSError):  # Another attempt may have deleted the file first.
       filesystems.FileSystems.delete([target])
   filesystems.FileSystems.rename([source], [target])

@@ -1,14 +1,13 @@
-"""Runs a pipeline on a Dask cluster: `-- --runner=DaskRunner
---dask_client_address=tcp://HOST:8786`.
+"""A runner for Dask clusters: `-- --runner=DaskRunner --dask_client_address=tcp://HOST:8786`.
 
 Beam's own DaskRunner (2.77) gives each consumer of a step the outputs of all its tags, drops
-what a step puts out at the end of a bundle, fails on side inputs, and reads all files in one
-task. So Beam's options and DoFn machinery are
-used, and the graph of tasks is made here. It does what batch pipelines in the global window
-need, no more: no windows, timestamps, state, splittable DoFns or metrics.
+outputs that a step yields at the end of a bundle, fails on side inputs, and reads all files in one
+task. So this module uses Beam's options and DoFn machinery, and makes the graph of tasks itself. It
+supports only what batch pipelines in the global window need: no windows, timestamps, state,
+splittable DoFns or metrics.
 
 A PCollection is a list of partitions, each a delayed list of elements. Grouping gathers a whole
-PCollection in one task, so elements must be small; what is large lies in files
+PCollection in one task, so elements must be small; large data lies in files
 (`pipelines/conversion/spill.py`).
 """
 
@@ -33,30 +32,30 @@ from apache_beam.transforms import core
 from apache_beam.transforms import sideinputs
 from apache_beam.transforms import window
 import dask
-from dask.delayed import (
-  Delayed,
-)  # As a module, dask.delayed is hidden by the function of that name.
+
+# The function dask.delayed hides the module of the same name, so the class is imported by name.
+from dask.delayed import Delayed
 import distributed
 
 from tpu_graphs import errors
 
-_SECONDS_FOR_WORKERS = 30  # Until the first is there.
-_PARTITIONS_PER_THREAD = 4  # Files differ in size: smaller parts even that out.
+_SECONDS_FOR_WORKERS = 30  # The first worker must be there by then.
+_PARTITIONS_PER_THREAD = 4  # Files differ in size, so several smaller parts balance the load.
 
 Partitions = list[Delayed]
 
 
 class DaskRunner(runner.PipelineRunner):
-  """Runs batch pipelines on the scheduler that `--dask_client_address` names, or else on a
-  cluster on this machine.
+  """A runner of batch pipelines on the scheduler that `--dask_client_address` names.
+
+  Without the flag it starts a cluster on this machine.
   """
 
   def run_pipeline(
     self, pipeline: beam.Pipeline, options: pipeline_options.PipelineOptions
   ) -> _Result:
-    given = options.view_as(dask_runner.DaskOptions).get_all_options(
-      drop_default=True, current_only=True
-    )
+    dask_options = options.view_as(dask_runner.DaskOptions)
+    given = dask_options.get_all_options(drop_default=True, current_only=True)
     given.pop('partition_size', None)
     num_partitions = given.pop('npartitions', None)
     try:
@@ -65,9 +64,12 @@ class DaskRunner(runner.PipelineRunner):
       raise _unusable(error) from error
     try:
       client.wait_for_workers(1, timeout=_SECONDS_FOR_WORKERS)
-      tasks = _Tasks(num_partitions or _PARTITIONS_PER_THREAD * sum(client.nthreads().values()))
+      if not num_partitions:
+        num_partitions = _PARTITIONS_PER_THREAD * sum(client.nthreads().values())
+      tasks = _Tasks(num_partitions)
       pipeline.visit(tasks)
-      return _Result(client, client.compute(tasks.ends, optimize_graph=False), tasks.prefix)
+      futures = client.compute(tasks.ends, optimize_graph=False)
+      return _Result(client, futures, tasks.prefix)
     except BaseException as error:
       client.close()
       if isinstance(error, TimeoutError):
@@ -96,18 +98,18 @@ class _Result(runner.PipelineResult):
     self._prefix = prefix
 
   def wait_until_finish(self, duration: int | None = None) -> str:
-    """Waits until no task of the pipeline is left on the cluster; raises what a step has raised.
+    """Waits until no task of the pipeline is left on the cluster.
 
     Args:
-      duration: after so many milliseconds the pipeline is cancelled.
+      duration: Number of milliseconds after which the pipeline is cancelled.
 
     Raises:
-      TimeoutError: it was.
+      TimeoutError: the pipeline was cancelled after `duration`.
+      Exception: a step raised this exception.
     """
+    timeout = None if duration is None else duration / 1000
     try:
-      for _ in distributed.as_completed(
-        self._futures, with_results=True, timeout=None if duration is None else duration / 1000
-      ):
+      for _ in distributed.as_completed(self._futures, with_results=True, timeout=timeout):
         pass
       self._state = runner.PipelineState.DONE
     except BaseException:
@@ -120,7 +122,8 @@ class _Result(runner.PipelineResult):
 
   def cancel(self) -> str:
     self._client.cancel(self._futures)
-    # What has begun cannot be stopped, and must not write into a directory that is already cleared.
+    # A task that has begun cannot be stopped, and must not write into a directory that is already
+    # cleared.
     while any(self._client.run(_is_busy, self._prefix, on_error='ignore').values()):
       time.sleep(0.1)
     self._state = runner.PipelineState.CANCELLED
@@ -132,41 +135,37 @@ def _is_busy(prefix: str, dask_worker: distributed.Worker) -> bool:
 
 
 class _Tasks(pipeline_lib.PipelineVisitor):
-  """Makes the tasks of a pipeline.
+  """A visitor that makes the tasks of a pipeline.
 
   Attributes:
-    prefix: of the name of each task.
-    ends: to compute these is to run the pipeline.
+    prefix: Prefix of the name of each task.
+    ends: The last tasks. Computing them runs the pipeline.
   """
 
   def __init__(self, num_partitions: int):
-    self.prefix = f'beam-{uuid.uuid4().hex[:8]}-'  # Unique: Dask takes equal names for equal work.
+    # The prefix is unique, since Dask takes equal names for equal work.
+    self.prefix = f'beam-{uuid.uuid4().hex[:8]}-'
     self.ends: list[Delayed] = []
     self._num_partitions = num_partitions
     self._partitions: dict[pvalue.PCollection, Partitions] = {}
 
   def leave_composite_transform(self, node: pipeline_lib.AppliedPTransform) -> None:
-    if isinstance(
-      node.transform, beam.Reshuffle
-    ):  # Its parts would deal at random: another deal for each attempt.
+    # The parts of Reshuffle would distribute elements at random, differently in each attempt.
+    if isinstance(node.transform, beam.Reshuffle):
       self._set(node, None, self._gathered(node, _deal))
 
   def visit_transform(self, node: pipeline_lib.AppliedPTransform) -> None:
     transform = node.transform
+    is_par_do = isinstance(transform, core.ParDo)
+    is_splittable = is_par_do and common.DoFnSignature(transform.fn).is_splittable_dofn()
     if isinstance(transform, core.Impulse):
       self._set(node, None, [self._task(node, list)([b''])])
     elif isinstance(transform, core.GroupByKey):
       self._set(node, None, self._gathered(node, _group))
     elif isinstance(transform, core.Flatten):
-      self._set(
-        node,
-        None,
-        [partition for collection in node.inputs for partition in self._partitions[collection]],
-      )
-    elif (
-      isinstance(transform, core.ParDo)
-      and not common.DoFnSignature(transform.fn).is_splittable_dofn()
-    ):
+      joined = [partition for source in node.inputs for partition in self._partitions[source]]
+      self._set(node, None, joined)
+    elif is_par_do and not is_splittable:
       self._add_par_do(node)
     else:
       raise errors.InputError(
@@ -193,7 +192,7 @@ class _Tasks(pipeline_lib.PipelineVisitor):
     self.ends.extend(self._task(node, _ignore)(result) for result in results)
 
   def _gathered(self, node: pipeline_lib.AppliedPTransform, function) -> Partitions:
-    """Partitions of what `function` makes of all elements of the input of `node`."""
+    """Returns the partitions that `function` makes from all elements of the input of `node`."""
     elements = self._task(node, _concatenate)(self._partitions[node.inputs[0]])
     dealt = self._task(node, function)(elements, self._num_partitions)
     return [self._task(node, list.__getitem__)(dealt, i) for i in range(self._num_partitions)]
@@ -204,35 +203,38 @@ class _Tasks(pipeline_lib.PipelineVisitor):
     self._partitions[node.outputs[tag]] = partitions
 
   def _task(self, node: pipeline_lib.AppliedPTransform, function):
+    """Returns a function that makes the task of calling `function` with its arguments."""
     name = f'{self.prefix}{node.full_label}-{uuid.uuid4().hex}'
-    return lambda *args: dask.delayed(function, pure=False, traverse=True)(
-      *args, dask_key_name=name
-    )
+
+    def make(*args):
+      return dask.delayed(function, pure=False, traverse=True)(*args, dask_key_name=name)
+
+    return make
 
 
-# What runs on the workers.
+# The functions below run on the workers.
 
 
 def _run(
   step: bytes, elements: Sequence[Any], sides: Sequence[list[Any]]
 ) -> dict[str | None, list[Any]]:
-  """Runs a DoFn over `elements`, as one bundle: tag -> outputs."""
+  """Runs a DoFn over `elements` as one bundle, and returns tag -> outputs."""
   label, fn, args, kwargs, views = pickler.loads(step)
   receivers = _Receivers()
+  output_handler = common._OutputHandler(
+    window.GlobalWindows(), receivers[None], receivers, None, None, False, False
+  )
+  side_inputs = []
+  for (view, view_options), side in zip(views, sides, strict=True):
+    windowed = [window.GlobalWindows.windowed_value(element) for element in side]
+    side_inputs.append(sideinputs.SideInputMap(view, view_options, windowed))
   invoker = common.DoFnInvoker.create_invoker(
     common.DoFnSignature(fn),
-    common._OutputHandler(
-      window.GlobalWindows(), receivers[None], receivers, None, None, False, False
-    ),
+    output_handler,
     context=common.DoFnContext(label),
     input_args=args,
     input_kwargs=kwargs,
-    side_inputs=[
-      sideinputs.SideInputMap(
-        view, view_options, list(map(window.GlobalWindows.windowed_value, side))
-      )
-      for (view, view_options), side in zip(views, sides, strict=True)
-    ],
+    side_inputs=side_inputs,
     bundle_finalizer_param=core._BundleFinalizerParam(),
   )
   invoker.invoke_setup()
@@ -247,7 +249,7 @@ def _run(
 
 
 class _Receivers(dict):
-  """Tag -> what has come out."""
+  """Tag -> receiver of the outputs with this tag."""
 
   def __missing__(self, tag: str | None) -> _Receiver:
     return self.setdefault(tag, _Receiver())
@@ -270,13 +272,15 @@ def _deal(elements: list[Any], num_partitions: int) -> list[list[Any]]:
 
 
 def _group(pairs: list[tuple[Any, Any]], num_partitions: int) -> list[list[tuple[Any, list[Any]]]]:
-  """(key, value) -> (key, values), the groups dealt out by their keys; keys are equal if their
-  encodings are.
+  """Groups pairs (key, value) as (key, values), and distributes the groups by their keys.
+
+  Keys are equal if their encodings are equal.
   """
   coder = coders.FastPrimitivesCoder().as_deterministic_coder('GroupByKey')
   groups: dict[bytes, tuple[Any, list[Any]]] = {}
   for key, value in pairs:
-    groups.setdefault(coder.encode(key), (key, []))[1].append(value)
+    _, values = groups.setdefault(coder.encode(key), (key, []))
+    values.append(value)
   partitions: list[list[tuple[Any, list[Any]]]] = [[] for _ in range(num_partitions)]
   for encoded, group in groups.items():
     partitions[zlib.crc32(encoded) % num_partitions].append(group)
@@ -284,4 +288,4 @@ def _group(pairs: list[tuple[Any, Any]], num_partitions: int) -> list[list[tuple
 
 
 def _ignore(_) -> None:
-  """The end of a step: its outputs need not travel to the main process."""
+  """Ends a step without passing its outputs on: they need not travel to the main process."""

@@ -147,7 +147,7 @@ def test_signatures(folder, kind):
   }
 
 
-def test_what_a_caller_must_know_lies_inside(folder, kind):
+def test_files_describe_the_inputs(folder, kind):
   extra = folder / 'out' / 'assets.extra'
   for name, original in (('statistics.json', 'run'), ('schema.pbtxt', 'data')):
     assert (extra / name).read_bytes() == (folder / original / name).read_bytes()
@@ -157,7 +157,7 @@ def test_what_a_caller_must_know_lies_inside(folder, kind):
   opcodes = (extra / 'opcodes.csv').read_text(encoding='utf-8')
   assert 'convolution' in opcodes
   card = (folder / 'out' / 'README.md').read_text(encoding='utf-8')
-  for told in (
+  for expected in (
     f'# {content["model"]["name"]} ',
     '| layout padding | -1',
     'degree.operands, degree.consumers é',
@@ -165,7 +165,7 @@ def test_what_a_caller_must_know_lies_inside(folder, kind):
     '`extra_feat` float32 [N, 2]',
     '## Licence',
   ):
-    assert told in card
+    assert expected in card
   assert 'opa_pooled' not in card
 
 
@@ -184,8 +184,8 @@ def test_card_of_a_run_on_reduced_graphs_and_its_path(folder):
     runs.Run(loaded.path, config, loaded.options, loaded.choices, loaded.model)
   )
   assert not any('secret' in text for text in files.values())
-  for told in ('layout:x:y', '`keep_hops` 2, `rest` summary', 'tensorflow 2.15.1'):
-    assert told in files['README.md']
+  for expected in ('layout:x:y', '`keep_hops` 2, `rest` summary', 'tensorflow 2.15.1'):
+    assert expected in files['README.md']
 
 
 def _export(folder, out, *flags):
@@ -199,11 +199,12 @@ def _refusal(capsys):
   return captured.err
 
 
-def test_what_exists_is_replaced_only_on_demand(folder, tmp_path, capsys):
+def test_a_saved_model_is_replaced_only_on_demand(folder, tmp_path, capsys):
   out = tmp_path / 'served' / '1'
   shutil.copytree(folder / 'out', out)
   (out / 'old').write_text('', encoding='utf-8')
-  (tmp_path / 'served' / '1.partial').mkdir()  # Of an export that was interrupted.
+  # An interrupted export leaves this folder.
+  (tmp_path / 'served' / '1.partial').mkdir()
   assert _export(folder, out) == 1
   assert 'give --overwrite' in _refusal(capsys)
   assert _export(folder, out, '--overwrite') == 0
@@ -214,21 +215,21 @@ def test_what_exists_is_replaced_only_on_demand(folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize('flags', [[], ['--overwrite']])
-def test_what_is_no_saved_model_stays(folder, tmp_path, capsys, flags):
+def test_other_files_are_not_replaced(folder, tmp_path, capsys, flags):
   (tmp_path / 'notes.txt').write_text('mine', encoding='utf-8')
   for out in (tmp_path, tmp_path / 'notes.txt'):
     assert _export(folder, out, *flags) == 1
-    assert 'no SavedModel' in _refusal(capsys)
+    assert 'not a SavedModel' in _refusal(capsys)
   assert _export(folder, tmp_path / 'notes.txt' / 'x', *flags) == 1
   assert 'cannot write' in _refusal(capsys)
   assert pathlib.Path(tmp_path / 'notes.txt').read_text(encoding='utf-8') == 'mine'
 
 
-def test_no_run_and_damaged_metrics(folder, tmp_path, capsys):
+def test_missing_run_and_damaged_metrics(folder, tmp_path, capsys):
   assert (
     cli.main(['tpu-graphs', 'export-model', f'--run={tmp_path}', f'--out={tmp_path / "out"}']) == 1
   )
-  assert 'no run' in _refusal(capsys)
+  assert 'not a run directory' in _refusal(capsys)
   shutil.copytree(folder / 'run', tmp_path / 'run')
   (tmp_path / 'run' / 'valid' / 'metrics.json').write_text('{', encoding='utf-8')
   with pytest.raises(errors.InputError, match='damaged metrics'):

@@ -1,5 +1,6 @@
-"""A user's own features and -1 as padding, from the source file to scores: convert, train,
-evaluate, rank.
+"""Tests of a user's own features and of -1 as padding, from the source file to scores.
+
+They convert, train, evaluate and rank.
 """
 
 import csv
@@ -39,13 +40,13 @@ _SOURCES = {
 
 @pytest.fixture(scope='session')
 def kind():
-  """One is enough: ops and what is known of them are alike in both."""
+  """Returns one kind, which is enough: ops and their features are alike in both kinds."""
   return 'layout'
 
 
 @pytest.fixture(scope='session')
 def folder(kind, tmp_path_factory):
-  """Folder with the sources, and a dataset directory of them with extra features."""
+  """Makes a folder with the sources, and their dataset directory with extra features."""
   folder = tmp_path_factory.mktemp(f'extra_features_{kind}')
   testing.convert_arrays(
     folder,
@@ -58,7 +59,7 @@ def folder(kind, tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def published(kind, tmp_path_factory):
-  """The same in the published form."""
+  """Converts the same sources in the published form."""
   folder = tmp_path_factory.mktemp(f'published_{kind}')
   return testing.convert_arrays(
     folder,
@@ -69,7 +70,7 @@ def published(kind, tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def run(kind, folder):
-  """The run directory of a model trained for two epochs with static shapes, as on a TPU."""
+  """Trains a model for two epochs with static shapes, as on a TPU; returns the run directory."""
   out = str(folder / 'run')
   train.train(
     data=str(folder / 'data'),
@@ -82,7 +83,7 @@ def run(kind, folder):
 
 
 def _expected(folder, module_id):
-  """The extra features of a module, worked out from its file."""
+  """Computes the extra features of a module from its file."""
   [path] = folder.glob(f'raw/*/{module_id}.npz')
   with np.load(path) as arrays:
     n, edges = arrays['node_opcode'].size, arrays['edge_index']
@@ -130,7 +131,8 @@ def test_model_looks_at_them(folder, kind, name):
     return model(loading.without_strings(graph.replace_features(node_sets=node_sets))).numpy()
 
   assert np.abs(scores([1, 0, 0]) - scores([0, 0, 0])).max() > 1e-4
-  np.testing.assert_array_equal(scores([0, 0, 9]), scores([0, 0, 0]))  # Constant in train.
+  # The third column is constant in the train split.
+  np.testing.assert_array_equal(scores([0, 0, 9]), scores([0, 0, 0]))
 
 
 def test_run_records_the_choices(run):
@@ -149,7 +151,7 @@ def test_evaluation_and_ranking_of_the_source_agree(folder, run, tmp_path):
 
 @pytest.fixture
 def renamed(run, folder, tmp_path):
-  """Copies of run and data whose features lie in a package that does not exist."""
+  """Copies run and data, with features in a package that does not exist."""
   for source, name in ((run, runs.CONFIG_NAME), (folder / 'data', manifest_lib.FILE_NAME)):
     path = tmp_path / name.removesuffix('.json')
     shutil.copytree(source, path)
@@ -167,7 +169,7 @@ def test_evaluation_imports_no_features_and_ranking_does(renamed, folder, tmp_pa
     ranking.rank(run, folder / 'raw/valid/π.npz')
 
 
-def test_features_of_the_same_name_from_elsewhere_are_others(renamed, run, tmp_path):
+def test_features_of_the_same_name_from_another_package_differ(renamed, run, tmp_path):
   with pytest.raises(errors.InputError, match='feature choices differ'):
     evaluate.evaluate(
       run=run, data=str(renamed / 'manifest'), split='valid', out=str(tmp_path / 'out')

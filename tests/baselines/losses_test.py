@@ -80,7 +80,7 @@ _ORACLES = {
   'approx_ndcg': _naive_approx_ndcg,
   'mse': _naive_mse,
 }
-# Losses that look only at the order of runtimes.
+# These losses depend only on the order of runtimes.
 _BY_ORDER = [name for name in _ORACLES if name != 'mse']
 
 each_loss = pytest.mark.parametrize('name', list(_ORACLES))
@@ -95,7 +95,7 @@ def _value_and_gradient(loss, runtimes, scores):
 
 
 def _compute(name, runtimes, scores, dtype=tf.float32):
-  """Value [B] and gradient [B, K] of lists of rows."""
+  """Computes the value, [B], and the gradient, [B, K], of a loss of lists of rows."""
   value, gradient = _value_and_gradient(
     losses.LOSSES[name], tf.constant(runtimes, tf.int64), tf.constant(scores, dtype)
   )
@@ -105,11 +105,11 @@ def _compute(name, runtimes, scores, dtype=tf.float32):
 
 
 def _random_module(seed, size, spread=1.0):
-  """Runtimes [size] with ties and near 1e9, scores [size] float32."""
+  """Draws runtimes, [size], near 1e9 and with ties, and scores, float32 [size]."""
   rng = np.random.default_rng(seed)
-  return rng.integers(910_876_400, 910_876_400 + size, size), rng.normal(
-    scale=spread, size=size
-  ).astype(np.float32)
+  runtimes = rng.integers(910_876_400, 910_876_400 + size, size)
+  scores = rng.normal(scale=spread, size=size).astype(np.float32)
+  return runtimes, scores
 
 
 def _pad(array, size, value):
@@ -124,7 +124,8 @@ def test_each_loss_has_an_oracle():
 @pytest.mark.parametrize('size', [2, 3, 8, 40])
 def test_equals_the_oracle_where_some_are_unmeasured(name, size):
   runtimes, scores = _random_module(size, size)
-  runtimes[0] += size  # Two configs may have got equal runtimes.
+  # At least two runtimes must differ.
+  runtimes[0] += size
   expected = _ORACLES[name](runtimes, scores.astype(np.float64))
   expected_gradient = []
   for i in range(size):
@@ -133,7 +134,7 @@ def test_equals_the_oracle_where_some_are_unmeasured(name, size):
     expected_gradient.append(
       (_ORACLES[name](runtimes, scores + step) - _ORACLES[name](runtimes, scores - step)) / 2e-6
     )
-  # The measured ones stand between others.
+  # Measured configs stand between unmeasured ones.
   places = np.sort(np.random.default_rng(0).choice(3 * size, size, replace=False))
   all_runtimes, all_scores = np.full(3 * size, -1), np.full(3 * size, 7, np.float32)
   all_runtimes[places], all_scores[places] = runtimes, scores
@@ -146,16 +147,18 @@ def test_equals_the_oracle_where_some_are_unmeasured(name, size):
 
 @st.composite
 def _modules(draw):
-  """Runtimes [K] with ties and unmeasured ones, two of them different; scores [K] with ties."""
+  """Draws runtimes, [K], at least two of them different, and scores, [K]; both have ties.
+
+  Some runtimes are unmeasured.
+  """
   size = draw(st.integers(2, 12))
   start = draw(st.sampled_from([1, 910_876_401, 2**60]))
   runtimes = draw(
     st.lists(st.sampled_from([-1, *range(start, start + 4)]), min_size=size, max_size=size)
   )
   hypothesis.assume(len(set(runtimes) - {-1}) > 1)
-  return np.array(runtimes), np.array(
-    draw(st.lists(st.integers(-64, 64), min_size=size, max_size=size))
-  ) / 16
+  scores = draw(st.lists(st.integers(-64, 64), min_size=size, max_size=size))
+  return np.array(runtimes), np.array(scores) / 16
 
 
 @each_loss
@@ -170,22 +173,21 @@ def test_equals_the_oracle_at_any_ties_and_unmeasured_configs(name, module):
   )
   assert np.count_nonzero(gradient[0][~measured]) == 0
   if name in _BY_ORDER:
-    np.testing.assert_allclose(
-      gradient.sum(), 0, atol=1e-5
-    )  # A common offset of scores changes nothing.
+    # A common offset of scores changes nothing.
+    np.testing.assert_allclose(gradient.sum(), 0, atol=1e-5)
 
 
 def test_hand_worked():
-  # Scores of the faster and the slower config are 0 and log(3): of two, the faster is drawn first
-  # with 3/4.
+  # The scores of the faster and the slower config are 0 and log(3), so the faster config is drawn
+  # first with probability 3/4.
   value, gradient = _compute('list_mle', [[10, 20]], [[0, math.log(3)]])
   np.testing.assert_allclose(value, [-math.log(3 / 4) / 2], rtol=1e-6)
   np.testing.assert_allclose(gradient, [[1 / 8, -1 / 8]], rtol=1e-6)
-  # Three pairs: 10 before 20 by 2 (no loss), 10 before 30 by 0.5, 20 before 30 by -1.5.
+  # There are three pairs: 10 before 20 by 2 (no loss), 10 before 30 by 0.5, 20 before 30 by -1.5.
   value, gradient = _compute('pairwise_hinge', [[10, 20, 30]], [[0, 2, 0.5]])
   np.testing.assert_allclose(value, [(0 + 0.5 + 2.5) / 3], rtol=1e-6)
   np.testing.assert_allclose(gradient, [[1 / 3, 1 / 3, -2 / 3]], rtol=1e-6)
-  # One pair, whose right order has the odds 3 : 1; equal scores have odds 1 : 1, and a gradient.
+  # The right order of the first pair has odds 3 : 1. Equal scores have odds 1 : 1, and a gradient.
   value, gradient = _compute('pairwise_logistic', [[10, 20], [10, 20]], [[0, math.log(3)], [5, 5]])
   np.testing.assert_allclose(value, [-math.log(3 / 4), math.log(2)], rtol=1e-6)
   np.testing.assert_allclose(gradient, [[1 / 4, -1 / 4], [1 / 2, -1 / 2]], rtol=1e-6)
@@ -199,12 +201,10 @@ def test_hand_worked():
   np.testing.assert_allclose(gradient, [[0, 2]], atol=1e-5)
 
 
-def test_list_mle_equals_that_of_tf_ranking_where_that_one_is_right():
+def test_list_mle_equals_the_loss_of_tf_ranking_where_the_latter_is_right():
   rng = np.random.default_rng(0)
-  runtimes, scores = (
-    np.stack([rng.permutation(20) for _ in range(4)]) + 1,
-    rng.normal(size=(4, 20)).astype(np.float32),
-  )
+  runtimes = np.stack([rng.permutation(20) for _ in range(4)]) + 1
+  scores = rng.normal(size=(4, 20)).astype(np.float32)
   loss = compat.ranking_losses().ListMLELoss(reduction=tf.keras.losses.Reduction.NONE)
   expected = tf.reshape(loss(20.0 - runtimes, -scores), [4]) / 20
   np.testing.assert_allclose(losses.list_mle(runtimes, scores), expected, rtol=1e-5)
@@ -242,10 +242,8 @@ def test_modules_of_a_batch_do_not_mix(name):
 
 @each_loss
 def test_order_of_configs_has_no_effect_even_with_ties(name):
-  runtimes, scores = (
-    np.array([20, 10, 20, 30, 10, 20]),
-    np.array([1.0, 0.0, 2.0, 3.0, 1.0, -1.0], np.float32),
-  )
+  runtimes = np.array([20, 10, 20, 30, 10, 20])
+  scores = np.array([1.0, 0.0, 2.0, 3.0, 1.0, -1.0], np.float32)
   value, gradient = _compute(name, [runtimes], [scores])
   for seed in range(5):
     order = np.random.default_rng(seed).permutation(6)
@@ -275,7 +273,8 @@ def test_right_order_costs_less_than_wrong_order(name, scale):
 @each_loss
 def test_gradient_lowers_the_score_of_the_faster(name):
   _, gradient = _compute(name, [[20, 10, 40, -1, 30]], [[0, 0, 0, 0, 0]])
-  assert gradient[0][1] > 0  # Descent goes against the gradient.
+  # Descent moves against the gradient.
+  assert gradient[0][1] > 0
   assert gradient[0][2] < 0
   assert gradient[0][1] == gradient[0].max()
 
@@ -288,9 +287,8 @@ def test_descent_reaches_the_perfect_order(name):
   optimizer = tf.keras.optimizers.SGD(0.5)
   step = tf.function(functools.partial(_value_and_gradient, losses.LOSSES[name]), jit_compile=True)
   for _ in range(200):
-    optimizer.apply_gradients(
-      [(step(tf.constant(runtimes[np.newaxis]), scores.value())[1], scores)]
-    )
+    _, gradient = step(tf.constant(runtimes[np.newaxis]), scores.value())
+    optimizer.apply_gradients([(gradient, scores)])
   assert metrics.opa(runtimes, scores[0].numpy()) == 1
 
 
@@ -317,7 +315,8 @@ def test_compiled_equals_eager(name, shape):
 @pytest.mark.parametrize('dtype', [tf.bfloat16, tf.float16, tf.float64])
 def test_scores_of_other_dtypes_are_computed_in_float32(name, dtype):
   runtimes, scores = _random_module(0, 30)
-  scores = tf.cast(tf.cast(scores, tf.bfloat16), tf.float32).numpy()  # Exact in each of the dtypes.
+  # Scores rounded to bfloat16 are exact in each of the dtypes.
+  scores = tf.cast(tf.cast(scores, tf.bfloat16), tf.float32).numpy()
   value, gradient = _compute(name, [runtimes], [scores], dtype)
   expected, expected_gradient = _compute(name, [runtimes], [scores])
   np.testing.assert_array_equal(value, expected)
@@ -359,9 +358,8 @@ def test_nothing_to_learn_is_0_and_left_out_of_the_mean(name, runtimes):
   alone, gradient_alone = _compute(name, batch[1:], scores[1:])
   assert value[0] == 0
   assert np.count_nonzero(gradient[0]) == 0
-  np.testing.assert_allclose(
-    value[1:], alone, rtol=1e-6
-  )  # Where an entry stands in memory may change its last bit.
+  # The position of an entry in memory may change its last bit.
+  np.testing.assert_allclose(value[1:], alone, rtol=1e-6)
   np.testing.assert_allclose(gradient[1:], gradient_alone, rtol=1e-6, atol=1e-7)
   total, count = losses.sum_over_modules(tf.constant(value), tf.constant(batch, tf.int64))
   assert (total.numpy(), count.numpy()) == (value[1], 1)
@@ -400,12 +398,11 @@ def test_finite_and_right_at_any_spread(name, scores):
 
 @each_loss_by_order
 def test_common_offset_of_scores_has_no_effect(name):
-  runtimes, scores = (
-    np.array([20, 10, 30, 10, 40, -1]),
-    np.array([500, 123, 251, -70, 377, 0], np.float32) / 512,
-  )
+  runtimes = np.array([20, 10, 30, 10, 40, -1])
+  scores = np.array([500, 123, 251, -70, 377, 0], np.float32) / 512
   value, gradient = _compute(name, [runtimes], [scores])
-  for offset in (-(2**14), 2**14):  # The sums are exact in float32.
+  # The sums of scores and offset are exact in float32.
+  for offset in (-(2**14), 2**14):
     shifted_value, shifted_gradient = _compute(name, [runtimes], [scores + offset])
     np.testing.assert_allclose(shifted_value, value, rtol=1e-6)
     np.testing.assert_allclose(shifted_gradient, gradient, rtol=1e-5, atol=1e-6)
@@ -432,7 +429,8 @@ def test_mse_of_runtimes_that_hardly_differ():
     np.array([[2**60, 2**60 + 1]]), np.array([[-1.0, 3.0]])
   )
   np.testing.assert_allclose(value, [(0 + 4) / 2], rtol=1e-5)
-  runtimes = np.array([0, 0, 0, 0, 0, 1, 1, 3, 3]) + 2**60  # Relative differences of 1e-18.
+  # The relative differences are about 1e-18.
+  runtimes = np.array([0, 0, 0, 0, 0, 1, 1, 3, 3]) + 2**60
   value, _ = _compute('mse', [runtimes], [np.zeros(9)])
   np.testing.assert_allclose(value, [1], rtol=1e-5)
 
@@ -462,7 +460,7 @@ def test_mse_of_near_and_far_runtimes(start):
     ),
   ],
 )
-def test_refuses_runtimes_that_are_none(name, runtimes, message):
+def test_refuses_invalid_runtimes(name, runtimes, message):
   runtimes, scores = tf.constant(runtimes, tf.int64), tf.constant([[1.0, 2, 3], [1, 2, 3]])
   with pytest.raises(errors.InputError, match=message):
     losses.LOSSES[name](runtimes, scores)

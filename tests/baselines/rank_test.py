@@ -140,7 +140,7 @@ def test_missing_file_and_missing_run_are_one_line(folder, tmp_path, capsys):
   assert _rank(folder, 'nothing.npz') == 1
   assert 'nothing.npz' in _refusal(capsys)
   assert cli.main(['tpu-graphs', 'rank', f'--run={tmp_path}', '--input=a.npz']) == 1
-  assert 'no run' in _refusal(capsys)
+  assert 'not a run directory' in _refusal(capsys)
 
 
 @pytest.mark.parametrize(
@@ -509,5 +509,6 @@ def test_notes_on_many_modules_are_few(run, capsys):
   *notes, last = captured.err.splitlines()
   assert notes == expected[:4]
   assert (
-    last == f'note: {len(expected) - 4} more such notes on other modules; --module=NAME shows them'
+    last == f'note: {len(expected) - 4} more notes on other modules; '
+    '--module=NAME shows the notes on one module'
   )

@@ -1,6 +1,4 @@
-"""Tests of baselines.scoring: every config of every module is scored once, whatever the records
-and batches are.
-"""
+"""Tests of baselines.scoring: every config is scored once, with any records and batches."""
 
 import functools
 
@@ -30,8 +28,9 @@ def folder(kind, tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def directory(folder, kind):
-  """One config, more than a chunk of configs (and several records), a unicode name, no runtimes,
-  failed runs.
+  """Converts modules with one config, several chunks and records, no runtimes, and failed runs.
+
+  One name has a character outside ASCII.
   """
   failed = np.where(np.arange(10) % 3 == 0, 0, np.arange(10) * 100 + 5000)
   return directory_lib.open_directory(
@@ -51,14 +50,12 @@ def directory(folder, kind):
 
 @pytest.fixture(scope='session')
 def modules(folder, kind, directory):
-  """The modules as they lie in the source files, by name."""
-  del directory  # Whose conversion wrote them.
-  return {
-    module.module_id: module
-    for module in (
-      npz.load(path, kind=kind) for path in sorted((folder / 'raw' / 'train').iterdir())
-    )
-  }
+  """Loads the modules from the source files, by name."""
+  # The conversion of the directory wrote the source files.
+  del directory
+  paths = sorted((folder / 'raw' / 'train').iterdir())
+  loaded = [npz.load(path, kind=kind) for path in paths]
+  return {module.module_id: module for module in loaded}
 
 
 @pytest.fixture(scope='session')

@@ -227,7 +227,7 @@ def test_runs_and_data_must_go_together(run, data, tmp_path):
     write({'tile:xla': run['layout']}, tile)
   with pytest.raises(errors.InputError, match='second directory of a collection: found tile:xla'):
     write({'tile:xla': run['tile']}, tile, tile)
-  with pytest.raises(errors.InputError, match="no collection of the competition: found 'tile'"):
+  with pytest.raises(errors.InputError, match="not a collection of the competition: found 'tile'"):
     write({'tile': run['tile']}, tile)
   with pytest.raises(errors.InputError, match='cannot write: found a directory'):
     write({'tile:xla': run['tile']}, tile, out=str(tmp_path))
@@ -239,7 +239,8 @@ def test_runs_and_data_must_go_together(run, data, tmp_path):
 def test_data_of_another_collection_is_refused(tmp_path):
   data = testing.convert_arrays(tmp_path, 'tile', {'valid/a': testing.tile_arrays()})
   with pytest.raises(
-    errors.InputError, match="no collection of the competition: found 'tile:x', expected tile:xla, "
+    errors.InputError,
+    match="not a collection of the competition: found 'tile:x', expected tile:xla, ",
   ):
     command.score(path=__file__, data=[data], split='valid')
 

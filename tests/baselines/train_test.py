@@ -1,5 +1,5 @@
-"""Tests of baselines.train: it learns, goes on where it was stopped as if it had not been, and
-refuses in one line.
+"""Tests of baselines.train: it learns, resumes as if it had not been stopped, and refuses in one
+line.
 """
 
 import csv
@@ -51,7 +51,7 @@ def _model(kind, name=None):
 
 @pytest.fixture(scope='session')
 def data(kind, tmp_path_factory):
-  """Eight modules to train on, one of them without runtimes and one with one config."""
+  """Converts eight modules to train on, one without runtimes and one with a single config."""
   return testing.convert_arrays(
     tmp_path_factory.mktemp(f'train_{kind}'),
     kind,
@@ -68,9 +68,9 @@ def data(kind, tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def trained(kind, data, tmp_path_factory):
-  """A run of three epochs."""
+  """Trains a run of three epochs."""
   out = str(tmp_path_factory.mktemp(f'train_run_{kind}') / 'run')
-  # A learning rate at which the last epoch need not be the best.
+  # At this learning rate, the last epoch need not be the best.
   return train.train(data=data, out=out, model=_model(kind), options=_options(learning_rate=0.05))
 
 
@@ -80,7 +80,7 @@ def _history(run):
 
 
 def _judged(run, data, split):
-  """`metrics.summarize` of a run on a split."""
+  """Returns `metrics.summarize` of a run on a split."""
   scorer = scoring.make_scorer(run.model, run.kind)
   return metrics.summarize(
     scoring.judge(module, metrics.TOP_KS[run.kind])
@@ -115,7 +115,7 @@ def test_checkpoint_holds_the_best_epoch(kind, data, trained):
   assert _judged(trained, data, 'valid')[metric] == pytest.approx(max(values), abs=1e-5)
 
 
-def test_run_tells_how_it_came_about(data, trained):
+def test_run_records_its_data_and_options(data, trained):
   assert trained.config['data']['path'] == data
   assert trained.config['training']['learning_rate'] == 0.05
   assert trained.config['valid_split'] == 'valid'
@@ -142,7 +142,7 @@ def test_same_seed_gives_the_same_run(kind, data, trained, tmp_path):
   _assert_same(again, trained)
 
 
-def test_lines_tell_how_fast_it_goes(arguments, tmp_path, monkeypatch):
+def test_lines_show_the_speed(arguments, tmp_path, monkeypatch):
   monkeypatch.setattr(loop, '_PROGRESS_SECONDS', -1.0)
   lines = []
   train.train(**arguments, out=str(tmp_path / 'run'), progress=lines.append)
@@ -157,7 +157,7 @@ def test_lines_tell_how_fast_it_goes(arguments, tmp_path, monkeypatch):
     )
 
 
-def test_history_tells_of_each_epoch(kind, trained):
+def test_history_has_a_row_for_each_epoch(kind, trained):
   rows = _history(trained)
   k = metrics.TOP_KS[kind][1]
   assert list(rows[0]) == [
@@ -200,12 +200,12 @@ def test_finished_run_leaves_no_state(trained):
 
 
 class _Killed(BaseException):
-  """As if the process had been killed."""
+  """Exception that ends a training as if its process had been killed."""
 
 
 @pytest.fixture
 def at_call(monkeypatch):
-  """Sets what happens before a call for steps, by its number."""
+  """Returns a function that sets an action before a call for steps, by the number of the call."""
 
   def happen(number, action):
     calls = []
@@ -224,7 +224,7 @@ def at_call(monkeypatch):
 
 @pytest.fixture(scope='session')
 def tile_data(tmp_path_factory):
-  """For what does not depend on the kind: three steps of two modules in an epoch."""
+  """Converts data for tests that do not depend on the kind: three steps of two modules an epoch."""
   return testing.convert_arrays(
     tmp_path_factory.mktemp('train'),
     'tile',
@@ -238,7 +238,7 @@ def tile_data(tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def arguments(tile_data):
-  """Of a small training with all that has a state of its own."""
+  """Returns arguments of a small training that uses everything that has a state."""
   return {
     'data': tile_data,
     'model': _model('tile', 'MLP'),
@@ -255,7 +255,7 @@ def unbroken(arguments, tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def killed(arguments, tmp_path_factory):
-  """A training that was killed after the first step of its second epoch."""
+  """Starts a training and kills it after the first step of its second epoch."""
 
   def take(self, batches, count):
     calls.append(count)
@@ -275,7 +275,7 @@ def killed(arguments, tmp_path_factory):
 
 @pytest.fixture
 def stopped(killed, tmp_path):
-  """A copy of it."""
+  """Copies the killed training."""
   return shutil.copytree(killed, tmp_path / 'run')
 
 
@@ -283,18 +283,19 @@ def _states(out):
   return checkpoints.stored(str(out / runs.STATE_NAME))
 
 
-def test_killed_training_goes_on_as_if_it_had_not_been(arguments, unbroken, stopped):
+def test_killed_training_is_resumed_as_if_it_had_not_been_killed(arguments, unbroken, stopped):
   lines = []
   run = train.train(**arguments, out=str(stopped), progress=lines.append)
-  assert 'going on at epoch 2, after step 1' in lines
+  assert 'resuming at epoch 2, after step 1' in lines
   _assert_same(run, unbroken)
   assert not (stopped / runs.STATE_NAME).exists()
 
 
 @pytest.fixture
 def terminate():
-  """What a scheduler does, twice, as some do; SIGTERM is ignored from then on, but not after the
-  test.
+  """Returns a function that sends SIGTERM twice, as some schedulers do.
+
+  SIGTERM is ignored from then on, so its handler is restored after the test.
   """
 
   def kill():
@@ -327,14 +328,15 @@ def test_signal_while_the_model_is_made(arguments, unbroken, tmp_path, terminate
   _interrupted(**arguments, out=str(out), progress=lambda _: terminate())
   assert _states(out) == ['000001-00000000']
   _assert_same(train.train(**arguments, out=str(out), progress=lines.append), unbroken)
-  assert 'going on at epoch 1, after step 0' in lines
+  assert 'resuming at epoch 1, after step 0' in lines
 
 
 def test_signal_while_an_epoch_is_judged(arguments, unbroken, tmp_path, monkeypatch, terminate):
   def scorer(*args, **options):
     def traced(*graphs):
       calls.append(graphs)
-      terminate()  # In the middle of the work of AutoGraph, which takes all that is raised for errors of its own.
+      # The signal arrives while AutoGraph works, which treats any exception as an error of its own.
+      terminate()
       return made.function(*graphs)
 
     made = make_scorer(*args, **options)
@@ -353,17 +355,15 @@ def test_signal_while_an_epoch_is_judged(arguments, unbroken, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-  ('number', 'code', 'told'),
+  ('number', 'code', 'reason'),
   [
     (signal.SIGTERM, train.PREEMPTED, 'by SIGTERM'),
     (signal.SIGINT, cli.INTERRUPTED, 'by SIGINT'),
-    (None, train.PREEMPTED, 'since another worker was'),
+    (None, train.PREEMPTED, 'because another worker was stopped'),
   ],
 )
 @pytest.mark.usefixtures('terminate')
-def test_exit_code_tells_of_the_signal(
-  tile_data, tmp_path, monkeypatch, capsys, number, code, told
-):
+def test_exit_code_shows_the_signal(tile_data, tmp_path, monkeypatch, capsys, number, code, reason):
   def interrupted(**_):
     raise interrupts.Interrupted(number)
 
@@ -377,17 +377,17 @@ def test_exit_code_tells_of_the_signal(
     )
     assert (
       capsys.readouterr().err
-      == f'error: stopped {told}, the state is saved; {same} goes on from it\n'
+      == f'error: stopped {reason}, the state is saved; {same} resumes from it\n'
     )
 
 
-def test_damaged_newest_state_is_passed_over(arguments, unbroken, stopped):
+def test_damaged_newest_state_is_skipped(arguments, unbroken, stopped):
   lines = []
   newest = max((stopped / runs.STATE_NAME).glob('*.data-*'))
   newest.write_bytes(newest.read_bytes()[:100])
   run = train.train(**arguments, out=str(stopped), progress=lines.append)
   assert any(line.startswith('warning: ') and 'damaged state' in line for line in lines)
-  assert 'going on at epoch 2, after step 0' in lines
+  assert 'resuming at epoch 2, after step 0' in lines
   _assert_same(run, unbroken)
 
 
@@ -402,7 +402,7 @@ def test_only_damaged_states_are_an_error(arguments, stopped):
   assert '--overwrite' in error.fix
 
 
-def test_other_options_than_those_of_the_interrupted_run(arguments, stopped):
+def test_options_that_differ_from_the_interrupted_run(arguments, stopped):
   before = _states(stopped)
   other = {
     'options': dataclasses.replace(arguments['options'], learning_rate=0.5, seed=3),
@@ -410,8 +410,8 @@ def test_other_options_than_those_of_the_interrupted_run(arguments, stopped):
   }
   error = _refusal(**{**arguments, **other}, out=str(stopped))
   assert error.reason == 'interrupted run had other options'
-  assert error.found == 'model.parts.hidden=9, trainer.learning_rate=0.5, trainer.seed=3'
-  assert error.expected == 'model.parts.hidden=8, trainer.learning_rate=0.05, trainer.seed=0'
+  assert error.found == 'model.parts.hidden=9, training.learning_rate=0.5, training.seed=3'
+  assert error.expected == 'model.parts.hidden=8, training.learning_rate=0.05, training.seed=0'
   assert '--overwrite' in error.fix
   assert _states(stopped) == before
 
@@ -429,7 +429,7 @@ def test_full_disk_is_one_line(arguments, unbroken, tmp_path, monkeypatch):
   _assert_same(train.train(**arguments, out=str(out)), unbroken)
 
 
-def test_weights_of_the_best_epoch_that_are_gone(arguments, stopped):
+def test_missing_weights_of_the_best_epoch(arguments, stopped):
   shutil.rmtree(stopped / 'checkpoint')
   error = _refusal(**arguments, out=str(stopped))
   assert (error.reason, error.path) == ('run without a checkpoint', str(stopped))
@@ -438,7 +438,7 @@ def test_weights_of_the_best_epoch_that_are_gone(arguments, stopped):
 
 def test_second_training_of_a_run_is_refused(arguments, unbroken, stopped):
   def try_again(line):
-    if line.startswith('going on'):
+    if line.startswith('resuming'):
       for over in ({}, {'overwrite': True}):
         found.append(_refusal(**arguments, **over, out=str(stopped)))
 
@@ -449,7 +449,7 @@ def test_second_training_of_a_run_is_refused(arguments, unbroken, stopped):
 
 def test_training_stops_early(arguments, tmp_path):
   out, lines = tmp_path / 'run', []
-  # With next to no learning rate the first epoch stays the best.
+  # With a learning rate of almost 0, the first epoch stays the best.
   options = _options(epochs=9, patience=2, metric='top_1_error', learning_rate=1e-12)
   run = train.train(**{**arguments, 'options': options}, out=str(out), progress=lines.append)
   assert len(_history(run)) == 3
@@ -509,7 +509,7 @@ def test_best_epoch_outlives_a_loss_that_is_not_finite(arguments, tmp_path, at_c
 
 
 @pytest.mark.slow
-def test_process_that_is_killed_and_then_preempted_goes_on(arguments, unbroken, tmp_path):
+def test_process_that_is_killed_and_then_preempted_is_resumed(arguments, unbroken, tmp_path):
   out, options = tmp_path / 'run', arguments['options']
   changed = {
     field.name: getattr(options, field.name)
@@ -539,7 +539,7 @@ def test_process_that_is_killed_and_then_preempted_goes_on(arguments, unbroken, 
     printed, error = process.communicate()
     assert process.returncode == code, error
     assert _states(out)
-  assert 'going on at epoch' in printed
+  assert 'resuming at epoch' in printed
   assert error.count('\n') == 1
   assert 'stopped by SIGTERM, the state is saved' in error
   _assert_same(train.train(**arguments, out=str(out)), unbroken)
@@ -689,7 +689,7 @@ def test_nothing_to_learn_is_an_error(tmp_path, arrays):
   assert (error.reason, error.path) == ('nothing to learn', data)
 
 
-def test_nothing_to_learn_though_there_is_something_to_judge_by(tmp_path):
+def test_nothing_to_learn_though_the_valid_split_can_judge(tmp_path):
   data = testing.convert_arrays(
     tmp_path,
     'tile',
@@ -704,7 +704,7 @@ def test_nothing_to_learn_though_there_is_something_to_judge_by(tmp_path):
   assert (error.reason, error.path, error.where) == ('nothing to learn', data, 'train')
 
 
-def test_nothing_to_judge_by_is_told_once(tmp_path):
+def test_valid_split_that_cannot_judge_is_reported_once(tmp_path):
   data = testing.convert_arrays(
     tmp_path,
     'tile',

@@ -1,6 +1,4 @@
-"""Tests of the command line of pipelines/convert.py: one line per mistake, exit codes, nothing
-written.
-"""
+"""Tests of the command line of pipelines/convert.py: one line per mistake, exit codes, no files."""
 
 import json
 import os
@@ -35,7 +33,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def command(*args, **flags):
-  """Arguments for a good conversion, but for what `flags` (None leaves one out) and `args` say."""
+  """Returns arguments for a good conversion, changed by `flags` (None omits a flag) and `args`."""
   flags = {'collection': 'tile:own', 'input': 'in', 'output': 'o', **flags}
   return [
     'convert.py',
@@ -50,8 +48,9 @@ def files(folder):
 
 @pytest.fixture
 def fails(folder, capfd):
-  """Runs a command that must fail in one line and write nothing but `leaves`; returns exit code
-  and line.
+  """Runs a command that must fail in one line; returns the exit code and the line.
+
+  The command must write nothing but `leaves`.
   """
 
   def run(*args, leaves=(), **flags):
@@ -132,11 +131,14 @@ def test_reduction(folder, capfd, args, rest):
   options = json.loads((folder / 'o/manifest.json').read_text())['options']
   assert (options['keep_hops'], options['rest']) == (0, rest)
   out, err = capfd.readouterr()
-  assert out.splitlines()[-1] == (
-    '2 ops and 2 edges removed: more than 0 hops from the configurable ops'
-    if rest == 'drop'
-    else '1 op and 1 edge removed: more than 0 hops from the configurable ops; the rest of each computation is one op'
-  )
+  expected = {
+    'drop': '2 ops and 2 edges removed: more than 0 hops from the configurable ops',
+    'summary': (
+      '1 op and 1 edge removed: more than 0 hops from the configurable ops; '
+      'the rest of each computation is one op'
+    ),
+  }
+  assert out.splitlines()[-1] == expected[rest]
   assert err == ''
 
 
@@ -245,7 +247,7 @@ def test_beam_options(args):
     ({'input': ''}, ['--input']),
     ({'input': 'in,'}, ['--input']),
     ({'output': ''}, ['--output']),
-    ({'output': 'in'}, ['in', 'no dataset']),
+    ({'output': 'in'}, ['in', 'not a dataset']),
     ({'output': 'in/m0.npz'}, ['in/m0.npz', 'cannot write']),
     ({'output': 'o[1]'}, ['o[1]', 'glob']),
     ({'output': 'gcs://b/o'}, ['--output', 'use gs://']),
@@ -340,7 +342,7 @@ def test_script_fails_in_one_line(folder):
 
 @pytest.mark.slow
 def test_script_in_several_processes(folder):
-  """Steps made by a main program must be found by their names in other processes."""
+  """Checks that other processes find the steps of a main program by their names."""
   flags = {'num_shards': 2, 'split': 'train'}
   assert convert.main(command(**flags)) == 0
   result = _script(

@@ -14,7 +14,7 @@ from tpu_graphs import errors
 
 
 def damage(folder):
-  """Name -> reason of damaged files beside a good one in `folder`."""
+  """Writes a good file and damaged files to `folder`; returns damaged name -> reason."""
   good = converting.save(folder / 'good.npz', testing.tile_arrays())
   with open(good, 'rb') as file:
     (folder / 'truncated.npz').write_bytes(file.read()[:500])

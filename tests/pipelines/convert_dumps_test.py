@@ -1,6 +1,4 @@
-"""Tests of pipelines.convert with programs of a user's own: folders that XLA dumped, and HLO
-text.
-"""
+"""Tests of pipelines.convert with a user's own programs: folders that XLA dumped, and HLO text."""
 
 import pathlib
 import shutil
@@ -22,7 +20,10 @@ _STAGES = {'before': 'before_optimizations', 'after': 'cpu_after_optimizations'}
 
 
 def _program(name, size):
-  """A program of `size` ops, as a protobuf and as text of a compiler newer than the parser."""
+  """Returns a program of `size` ops as a protobuf and as text.
+
+  The compiler that wrote the text is newer than the parser.
+  """
   module = protos.HloModuleProto(name=name)
   computation = module.computations.add(name='e', id=1, root_id=size)
   lines = []
@@ -34,19 +35,16 @@ def _program(name, size):
       operand_ids=[i - 1] if i > 1 else [],
     )
     instruction.shape.element_type = 11  # F32.
-    lines.append(
-      f'{"ROOT " if i == size else ""}i{i} = f32[] {instruction.opcode}({f"i{i - 1}" if i > 1 else 0})'
-    )
-  text = (
-    f'HloModule {name}, is_scheduled=true\n\nENTRY e {{\n'
-    + ', metadata={tomorrow=1}\n'.join(lines)
-    + '\n}\n'
-  )
+    root = 'ROOT ' if i == size else ''
+    operand = f'i{i - 1}' if i > 1 else '0'
+    lines.append(f'{root}i{i} = f32[] {instruction.opcode}({operand})')
+  body = ', metadata={tomorrow=1}\n'.join(lines)
+  text = f'HloModule {name}, is_scheduled=true\n\nENTRY e {{\n{body}\n}}\n'
   return {'hlo.pb': module.SerializeToString(), 'txt': text.encode()}
 
 
 def _write_dump(folder, *, suffixes=('hlo.pb',), stages=('before', 'after'), names=('f', 'g.1')):
-  """Programs of 2, 3, … ops, and what else XLA writes."""
+  """Writes programs of 2, 3, … ops, and the other files that XLA writes."""
   folder.mkdir(parents=True, exist_ok=True)
   sizes = iter(range(2, 100))
   for number, name in enumerate(names):
@@ -67,7 +65,7 @@ def _write_dump(folder, *, suffixes=('hlo.pb',), stages=('before', 'after'), nam
 
 
 def _convert(inputs, directory, **options):
-  """Split -> names of the programs in it."""
+  """Returns split -> names of the programs in it."""
   options = options_lib.ConvertOptions(**{'collection': 'layout:own', 'split': 'test', **options})
   manifest = convert.convert(
     inputs=[str(name) for name in inputs], directory=str(directory), options=options
@@ -84,7 +82,7 @@ def _convert(inputs, directory, **options):
 
 
 def _matched(inputs, stage='after'):
-  """The files of dumps that a conversion would read."""
+  """Returns the files of dumps that a conversion would read."""
   found = inputs_lib.find_inputs([str(name) for name in inputs], 'layout:own', stage)
   paths = [
     entry.path
@@ -145,7 +143,7 @@ def test_job_does_not_name_the_files_of_a_dump(tmp_path, suffixes):
 
 
 def test_text_beside_protobufs_of_other_programs(tmp_path):
-  """Two dumps into one folder, one of them without protobufs."""
+  """Reads two dumps in one folder, one of them without protobufs."""
   dump = _write_dump(tmp_path, suffixes=('hlo.pb', 'txt'))
   (dump / _name(1, 'g.1', 'after')).unlink()
   assert _matched([dump]) == [_name(0, 'f', 'after'), _name(1, 'g.1', 'after', 'txt')]

@@ -121,7 +121,7 @@ def test_flags_reach_the_options(tmp_path, monkeypatch):
     ({'layout_padding': 1}, 2, 'layout_padding'),
     ({'extra_features': ''}, 1, 'wrongly named'),
     ({'extra_features': 'tests.user_features:none'}, 1, 'no such extra features'),
-    ({'extra_features': 'tests.user_features:plain'}, 1, 'no extra features'),
+    ({'extra_features': 'tests.user_features:plain'}, 1, 'not extra features'),
     ({'extra_features': 'no_such_package:f'}, 1, 'no_such_package'),
     ({'extra_features': 'tests.user_features:fails_on_two_ops'}, 1, 'ZeroDivisionError'),
   ],
@@ -169,7 +169,7 @@ def test_interrupted_conversion_is_not_completed_with_other_choices(
     raise KeyboardInterrupt
 
   with monkeypatch.context() as patch:
-    patch.setattr(convert, 'Convert', interrupt)
+    patch.setattr(convert.transform, 'Convert', interrupt)
     with pytest.raises(KeyboardInterrupt):
       _convert(tmp_path, tiles, _CHOICES)
   assert (tmp_path / 'o' / output.IN_PROGRESS_NAME).exists()
@@ -179,7 +179,7 @@ def test_interrupted_conversion_is_not_completed_with_other_choices(
 
 
 def _program(path, opcodes):
-  """A layout module without configs, with one op per opcode."""
+  """Writes a layout module without configs, with one op per opcode; returns its path."""
   module = protos.HloModuleProto(name=path.stem)
   computation = module.computations.add(name='main', id=1, root_id=1)
   for i, opcode in enumerate(opcodes, start=1):
@@ -225,13 +225,13 @@ def test_many_unknown_opcodes(tmp_path):
   assert line.endswith(', and 90 more in manifest.json')
 
 
-def test_known_opcodes_need_no_word(tiles, tmp_path):
+def test_known_opcodes_are_not_reported(tiles, tmp_path):
   manifest = _convert(tmp_path, tiles)
   assert manifest.unknown_opcodes == {}
   assert 'opcode' not in description.describe(manifest)
 
 
-def test_programs_without_configs_are_told(tmp_path):
+def test_programs_without_configs_are_reported(tmp_path):
   np.savez(tmp_path / 'm.npz', **testing.layout_arrays())
   inputs = [
     tmp_path / 'm.npz',

@@ -1,6 +1,4 @@
-"""Tests of pipelines.convert: which inputs are found, the split that each module goes to, and
-corner cases.
-"""
+"""Tests of pipelines.convert: finding inputs, the split of each module, and corner cases."""
 
 import collections
 import json
@@ -28,7 +26,7 @@ from tpu_graphs.sources import npz
 
 
 def same_graph(topology, seed):
-  """Arrays of a module whose graph depends on `topology` alone, and nothing else on it alone."""
+  """Returns arrays of a module: only `topology` decides the graph, `seed` changes the rest."""
   graph = testing.tile_arrays(n=2 + topology // 2, seed=topology)
   other = testing.tile_arrays(n=2 + topology // 2, c=1 + seed % 3, seed=1000 + seed)
   return {**other, 'node_opcode': graph['node_opcode'], 'edge_index': graph['edge_index']}
@@ -73,9 +71,8 @@ def module_of(arrays):
 def test_split_depends_on_graph_and_seed_alone(topology, seeds, seed, names, reverse):
   first, second = (same_graph(topology, own) for own in seeds)
   if reverse:
-    second['edge_index'] = second['edge_index'][
-      ::-1
-    ]  # The order of edges is not part of the graph.
+    # The order of edges is not part of the graph.
+    second['edge_index'] = second['edge_index'][::-1]
   found = {
     steps.split_of(module_of(arrays), f'd/{name}/m.npz', converting.options(seed=seed))
     for arrays, name in ((first, names[0]), (second, names[1]))
@@ -206,7 +203,7 @@ def test_no_input(tmp_path):
     converting.run([], tmp_path / 'o', converting.options())
 
 
-def test_name_that_is_no_unicode(tmp_path):
+def test_name_that_is_not_unicode(tmp_path):
   path = os.fsencode(tmp_path) + b'/\xff.npz'
   shutil.copy(converting.save(tmp_path / 'a.npz', testing.tile_arrays()), path)
   with pytest.raises(errors.InputError, match='file name not in Unicode') as caught:
@@ -270,7 +267,7 @@ def test_smallest_modules(tmp_path):
     statistics.parse(json.loads((tmp_path / f'o{kind}/statistics.json').read_text()))
 
 
-def test_configs_are_dealt_to_several_records(tmp_path):
+def test_configs_are_distributed_to_several_records(tmp_path):
   converting.save(tmp_path / 'in/m.npz', testing.tile_arrays(c=25))
   opts = converting.options(split='train', num_shards=2, max_configs=10)
   manifest = converting.run(tmp_path / 'in', tmp_path / 'o', opts)

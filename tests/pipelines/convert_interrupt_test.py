@@ -1,4 +1,4 @@
-"""Ctrl-C during a conversion: one line, exit code 130, and no process left."""
+"""Tests of Ctrl-C during a conversion: one line, exit code 130, and no process left."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ import pytest
 from pipelines.conversion import steps
 from tests import converting
 
-FILES = 400  # Some seconds of work.
+FILES = 400  # Converting so many files takes some seconds.
 SECONDS = 60
 
 pytestmark = pytest.mark.slow
@@ -27,7 +27,7 @@ def tiles(tmp_path_factory):
 
 @contextlib.contextmanager
 def started(inputs, directory, beam_args):
-  """A conversion in a process group of its own, as a shell makes one for a command."""
+  """Runs a conversion in a process group of its own, as a shell makes one for a command."""
   command = [
     sys.executable,
     str(converting.ROOT / 'pipelines/convert.py'),

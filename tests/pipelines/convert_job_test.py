@@ -1,6 +1,4 @@
-"""Tests of the job that pipelines.convert hands to a runner, and of its steps in another
-interpreter.
-"""
+"""Tests of the job that pipelines.convert hands to a runner, and of its pickled steps."""
 
 import pickle
 import subprocess
@@ -29,7 +27,7 @@ def tiles(tmp_path):
 
 
 def job(inputs, directory):
-  """The pipeline of a conversion as a runner gets it, and label -> step."""
+  """Returns the pipeline of a conversion as a runner gets it, and label -> step."""
   pipeline = beam.Pipeline(fn_runner.FnApiRunner())
   patterns = inputs_lib.find_inputs([str(name) for name in inputs], 'tile:xla').patterns
   _ = (
@@ -47,9 +45,8 @@ def test_size_of_the_job_does_not_depend_on_the_number_of_files(tmp_path):
     for i in range(first, last):
       (tmp_path / f'm{i}.npz').write_bytes(b'')
     sizes.append(len(job([tmp_path], '/o')[0].SerializeToString()))
-  assert (
-    sizes[1] < sizes[0] + 1000 < 1 << 20
-  )  # Pickled steps differ by some bytes; 2000 names would be 10 kB and more.
+  # Pickled steps differ by some bytes; 2000 names would take 10 kB and more.
+  assert sizes[1] < sizes[0] + 1000 < 1 << 20
 
 
 def test_files_are_spread_before_they_are_read(tiles):
@@ -88,7 +85,8 @@ for loaded in (pickle.loads(standard), pickler.loads(beams)):
   source = [output.value for output in outputs if getattr(output, 'tag', None) == 'source'][0]
   parts = [output.value for output in outputs if getattr(output, 'tag', None) == 'statistics']
   (total,) = merge.process((parts[0][0], [parts[0][1]]))
-  counts = [output.value for output in outputs if getattr(output, 'tag', None) == 'counts'] + [(('made', 'inputs'), 1)]
+  counts = [output.value for output in outputs if getattr(output, 'tag', None) == 'counts']
+  counts.append((('made', 'inputs'), 1))
   (manifest,) = publish.process(None, [shard], [], counts, source, [], [total])
 assert 'absl.flags' not in sys.modules or not sys.modules['absl.flags'].FLAGS.is_parsed()
 print(manifest.dumps())

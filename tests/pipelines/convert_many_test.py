@@ -1,6 +1,4 @@
-"""Thousands of files, of which one in a hundred is damaged: every good one is in, every bad one
-is told.
-"""
+"""Thousands of files, one damaged in a hundred: good files are converted, bad files are listed."""
 
 import io
 import json
@@ -16,7 +14,7 @@ from tpu_graphs.dataset import records
 
 FILES = 10_000
 EVERY = 100  # One file of so many is damaged.
-CONTENTS = 240  # Of good files; their names all differ.
+CONTENTS = 240  # Good files have so many different contents; their names all differ.
 MAX_ARRAY_BYTES = 100_000
 SIZES = range(3, 9)
 
@@ -24,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 def arrays(i, **over):
-  """Arrays of file number `i`, with 3 to 8 ops, as many configs, and 2 configurable ops."""
+  """Returns arrays of file number `i`: 3 to 8 ops, as many configs, and 2 configurable ops."""
   return testing.layout_arrays(n=size_of(i), c=size_of(i), seed=i % CONTENTS, **over)
 
 
@@ -38,9 +36,8 @@ def npz(content, save=np.savez):
   return file.getvalue()
 
 
-# Each way to damage a file: number of the file -> its bytes, the reason for which it is refused,
-# the array and what of
-# `found` tells more.
+# Each function damages a file in one way. It takes the number of the file and returns its bytes,
+# the reason for which the file is refused, the array, and a part of `found`.
 
 
 def no_bytes(i):
@@ -57,13 +54,12 @@ def a_page(i):
 
 
 def wrong_byte(i):
-  """In the last value of an array."""
+  """Flips a bit in the last value of an array."""
   data = bytearray(npz(arrays(i)))
   with zipfile.ZipFile(io.BytesIO(data)) as archive:
     member = archive.infolist()[i % 7]
-  lengths = struct.unpack(
-    '<HH', data[member.header_offset + 26 : member.header_offset + 30]
-  )  # Of name and extra field.
+  # These are the lengths of the name and of the extra field.
+  lengths = struct.unpack('<HH', data[member.header_offset + 26 : member.header_offset + 30])
   data[member.header_offset + 30 + sum(lengths) + member.file_size - 1] ^= 1
   return (
     bytes(data),
@@ -85,7 +81,7 @@ def wrong_shape(i):
 
 
 def with_value(i, name, value, row, *columns):
-  """The bytes of a file with a value at this place, and how that is called."""
+  """Returns the bytes of a file with a value at this place, and the name of the place."""
   content = arrays(i)
   content[name][row, *columns] = value
   return npz(content), f'{name}{[row, *columns]}'
@@ -115,7 +111,7 @@ def no_int8(i):
 
 
 def bomb(i):
-  """A small file with a large array of zeros."""
+  """Makes a small file with a large array of zeros."""
   content = arrays(i, node_feat=np.zeros((1000 + i, 140), np.float32))
   return (
     npz(content, np.savez_compressed),
@@ -126,7 +122,7 @@ def bomb(i):
 
 
 def lying_header(i):
-  """It claims one op more than there is."""
+  """Makes the header claim one op too many."""
   shapes = [f'({size}, 140)'.encode() for size in (size_of(i), size_of(i) + 1)]
   with (
     zipfile.ZipFile(io.BytesIO(npz(arrays(i)))) as source,

@@ -1,6 +1,4 @@
-"""Tests of pipelines.convert with --keep_hops: records, statistics and counts are those of the
-reduced graphs.
-"""
+"""Tests of pipelines.convert with --keep_hops: the dataset describes the reduced graphs."""
 
 import dataclasses
 import json
@@ -37,8 +35,9 @@ def options(hops, rest=None, **kwargs):
 
 
 def arrays(i):
-  """A chain of 5 to 10 ops in three computations; the configurable ones are two in its midst. 9
-  configs.
+  """Returns a chain of 5 to 10 ops in three computations, with 9 configs.
+
+  Two ops in its middle are configurable.
   """
   n = 5 + i
   splits = np.array([[0, 2, 4, n]])
@@ -56,13 +55,13 @@ def layouts(tmp_path_factory):
 
 
 def reduced(folder, hops, rest):
-  """module_id -> the module as its file has it, and the same reduced."""
+  """Returns module_id -> the module in its file, and the reduced module."""
   wholes = [npz.load(path) for path in folder.glob('*.npz')]
   return {whole.module_id: (whole, reduction.keep_hops(whole, hops, rest=rest)) for whole in wholes}
 
 
 def modules(directory):
-  """module_id -> module, from all records."""
+  """Returns module_id -> module, from all records."""
   found = {}
   for split in ('train', 'valid', 'test'):
     for data in converting.read_split(directory, split):
@@ -73,7 +72,7 @@ def modules(directory):
 
 def check_equal(found, expected):
   for field in dataclasses.fields(expected):
-    # Of the last, records tell nothing; of the splits, what `computation` does.
+    # Records do not hold these fields; `computation` replaces `node_splits`.
     if field.name not in ('node_splits', 'dropped_runs', 'unknown_opcodes', 'default_config'):
       np.testing.assert_array_equal(
         getattr(found, field.name), getattr(expected, field.name), err_msg=field.name
@@ -97,9 +96,8 @@ def test_records_statistics_and_counts(layouts, tmp_path, hops, rest):
   assert [manifest.removed_ops, manifest.removed_edges] == removed
   assert min(removed) > 0
   sizes = manifest.splits['train'].total_sizes
-  assert sizes['ops'] == 3 * sum(
-    small.num_ops for _, small in pairs.values()
-  )  # 9 configs are three records.
+  # A module with 9 configs becomes three records.
+  assert sizes['ops'] == 3 * sum(small.num_ops for _, small in pairs.values())
   assert sizes['config_ops'] == 3 * 2 * len(pairs)
   total = statistics.merge_all(statistics.Statistics.of(pairs[name][1]) for name in sorted(pairs))
   converting.assert_close(json.loads((tmp_path / 'o/statistics.json').read_text()), total.to_json())
@@ -141,7 +139,7 @@ def test_tile_modules_have_nothing_to_keep():
 
 @both
 def test_corner_cases(tmp_path, rest):
-  """One op; no edges; all ops configurable; nothing configurable; no measurement."""
+  """Checks one op, no edges, all ops configurable, nothing configurable, and no measurement."""
   no_edges = np.zeros((0, 2), int)
   raw = {
     'one': testing.layout_arrays(n=1, nc=1),
@@ -214,7 +212,7 @@ def test_configs_are_selected_as_without(layouts, tmp_path, rest):
 
 
 def test_configs_are_still_streamed(layouts, tmp_path, monkeypatch):
-  """The graph is reduced without a config in memory, and blocks are read as ever."""
+  """Checks that the graph is reduced without a config in memory, and blocks are read as before."""
   seen, keep_hops = [], reduction.keep_hops
   monkeypatch.setattr(
     reduction,

@@ -1,6 +1,4 @@
-"""Tests of pipelines.convert: configs streamed, sampled and merged, records that spill, too many
-bad inputs.
-"""
+"""Tests of pipelines.convert: selected configs, spilled records, too many bad inputs."""
 
 import collections
 import io
@@ -59,7 +57,7 @@ def tree(directory):
 
 
 def modules(directory):
-  """module_id -> module, from the records of train."""
+  """Returns module_id -> module, from the records of train."""
   parts = collections.defaultdict(list)
   for path in sorted(directory.glob('train/*')):
     with open(path, 'rb') as file:
@@ -71,22 +69,20 @@ def modules(directory):
 
 @pytest.fixture
 def layouts(tmp_path):
-  """Layout files with up to 40 configs, of which many are equal."""
+  """Layout files with up to 41 configs, many of them equal."""
   for i in range(6):
     c = 1 + 8 * i
-    values = np.random.default_rng(i).integers(0, 3, c)[:, np.newaxis, np.newaxis] * np.ones(
-      (1, 2, 18), np.float32
-    )
+    level = np.random.default_rng(i).integers(0, 3, c)[:, np.newaxis, np.newaxis]
+    values = level * np.ones((1, 2, 18), np.float32)
     runtime = np.random.default_rng(i).permutation(c) + 2
-    save(
-      tmp_path / f'in/m{i}.npz',
-      testing.layout_arrays(n=3 + i, c=c, node_config_feat=values, seed=i, config_runtime=runtime),
-      np.savez if i % 2 else np.savez_compressed,
+    arrays = testing.layout_arrays(
+      n=3 + i, c=c, node_config_feat=values, seed=i, config_runtime=runtime
     )
+    save(tmp_path / f'in/m{i}.npz', arrays, np.savez if i % 2 else np.savez_compressed)
   return tmp_path / 'in'
 
 
-# What is kept.
+# The configs that are kept.
 
 
 @pytest.mark.parametrize(
@@ -109,10 +105,8 @@ def test_configs_are_selected(layouts, tmp_path, configs):
       expected = selection.select(npz.stream(file, path=str(path)), configs)
       module = expected.stream.load()
     total += module.num_configs
-    deduplicated, sampled_out = (
-      deduplicated + expected.deduplicated,
-      sampled_out + expected.sampled_out,
-    )
+    deduplicated += expected.deduplicated
+    sampled_out += expected.sampled_out
     for name in ('config_id', 'config_runtime', 'node_config_feat'):
       np.testing.assert_array_equal(getattr(found[path.stem], name), getattr(module, name))
   assert manifest.splits['train'].configs == total
@@ -171,7 +165,7 @@ def test_array_limit_holds_for_hlo(tmp_path):
 
 
 @pytest.mark.parametrize('how', [np.savez, np.savez_compressed])
-def test_fingerprint_of_the_source_tells_the_content_apart(tmp_path, how):
+def test_fingerprint_of_the_source_depends_on_the_content(tmp_path, how):
   def fingerprint(name, *values):
     for i, value in enumerate(values):
       arrays = testing.layout_arrays(n=20, c=200, nc=20)
@@ -186,17 +180,17 @@ def test_fingerprint_of_the_source_tells_the_content_apart(tmp_path, how):
     return manifest.source['fingerprint']
 
   assert fingerprint('one', 3, 4) == fingerprint('other_order', 4, 3)
-  assert (
-    len({fingerprint(f'n{value}', 3, value) for value in range(3)}) == 3
-  )  # Though the value is not read.
+  # The fingerprints differ although the conversion does not read the value.
+  assert len({fingerprint(f'n{value}', 3, value) for value in range(3)}) == 3
 
 
 # Memory.
 
 
 def test_elements_are_small_and_memory_is_bounded(tmp_path, monkeypatch):
-  """18 MB of int8 configs: no element between the steps has more than 2 kB, and no step holds
-  more than some blocks.
+  """Converts 18 MB of int8 configs, with small elements and a few blocks in memory.
+
+  No element between the steps has more than 2 kB, and no step holds more than some blocks.
   """
   for name in ('BLOCK_BYTES', 'IN_MEMORY_BYTES'):
     monkeypatch.setattr(streams, name, 1 << 18)
@@ -232,7 +226,8 @@ def test_elements_are_small_and_memory_is_bounded(tmp_path, monkeypatch):
 
 
 def test_places(tmp_path):
-  writers = [spill.Writer(str(tmp_path)) for _ in range(40)]  # More than a reader holds open.
+  # These are more files than a reader holds open.
+  writers = [spill.Writer(str(tmp_path)) for _ in range(40)]
   places = [(writer.write(data), data) for data in (b'', b'abc', bytes(5000)) for writer in writers]
   for writer in writers:
     writer.close()
@@ -259,14 +254,15 @@ def test_place_that_is_cut_off(tmp_path):
 
 
 def test_a_step_that_fails_and_runs_again(layouts, tmp_path, monkeypatch):
-  """What the failed attempt has written stays unused."""
+  """Checks that nothing is used of what the failed attempt has written."""
   run(layouts, tmp_path / 'o', 'layout', per_record=4)
   process, calls = steps.ReadModules.process, []
 
   def twice(self, path):
     if not calls:
       calls.append(list(process(self, path)))
-      self.finish_bundle()  # A bundle that is given up, and another.
+      # This bundle is given up, and another begins.
+      self.finish_bundle()
       self.start_bundle()
     return process(self, path)
 
@@ -304,7 +300,7 @@ def test_foreign_file_among_spilled_ones_is_not_removed(tmp_path):
   output.begin(str(tmp_path), request={}, overwrite=False)
   (tmp_path / '.spill').mkdir()
   (tmp_path / '.spill/notes.txt').write_text('x')
-  with pytest.raises(errors.InputError, match='no dataset'):
+  with pytest.raises(errors.InputError, match='not a dataset'):
     output.begin(str(tmp_path), request={}, overwrite=True)
   assert (tmp_path / '.spill/notes.txt').exists()
 
@@ -349,9 +345,8 @@ def test_share_of_rejected_inputs(tmp_path, bad, good, most, fails):
 
 def test_bad_modules_of_one_file_count_as_one_input(tmp_path):
   (tmp_path / 'in').mkdir()
-  os.symlink(
-    testing.GOLDEN / 'corner/tile_sel.pb', tmp_path / 'in/a.pb'
-  )  # Three modules, each of them too large.
+  # The file has three modules, all of them too large.
+  os.symlink(testing.GOLDEN / 'corner/tile_sel.pb', tmp_path / 'in/a.pb')
   save(tmp_path / 'in/good.npz', testing.tile_arrays(n=1, c=1))
   manifest = run(
     tmp_path / 'in',
@@ -383,7 +378,7 @@ def test_file_that_cannot_be_read_counts_as_an_input(tmp_path, monkeypatch):
 
 def test_listing_of_wholly_bad_input(tmp_path):
   bad_and_good(tmp_path / 'in', 2, 0)
-  for _ in range(2):  # The second run replaces what the first has left.
+  for _ in range(2):  # The second run replaces the list of the first run.
     with pytest.raises(errors.InputError, match='no usable module') as caught:
       run(tmp_path / 'in', f'{tmp_path}/o/', on_error='skip')
     assert caught.value.fix == f'{tmp_path}/o.rejected.jsonl lists them'
@@ -392,8 +387,8 @@ def test_listing_of_wholly_bad_input(tmp_path):
 
 
 @pytest.mark.parametrize('share', [-0.1, 1.1, float('nan')])
-def test_no_share(share):
-  with pytest.raises(errors.InputError, match='no share'):
+def test_not_a_share(share):
+  with pytest.raises(errors.InputError, match='not a share'):
     options_lib.ConvertOptions('tile:own', max_rejected_fraction=share)
 
 
@@ -401,7 +396,7 @@ def test_no_share(share):
 
 
 class RemoteFileSystem(filesystem.FileSystem):
-  """remote://PATH is the local /PATH, whose files can be written only from the start to the end."""
+  """A file system where remote://PATH is the local /PATH; files can only be written in sequence."""
 
   @classmethod
   def scheme(cls):
@@ -513,7 +508,7 @@ def test_counters(layouts, tmp_path):
 
 @pytest.mark.parametrize('lost', [1, None])
 def test_records_that_a_runner_loses_are_not_published(layouts, tmp_path, monkeypatch, lost):
-  """One record, or all of them."""
+  """Loses one record, or all records."""
   process, seen = steps.AssignShards.process, []
 
   def lossy(self, item, keys):

@@ -1,5 +1,6 @@
-"""Tests of pipelines.convert: what Beam writes equals what the library makes in memory, and
-where it is written.
+"""Tests of pipelines.convert: Beam writes the records that the library makes in memory.
+
+Other tests here check where the output is written.
 """
 
 import collections
@@ -122,7 +123,7 @@ def test_real_npz_files(tmp_path, collection):
     )
 
 
-# In memory == Beam.
+# The same records in memory and with Beam.
 
 
 @pytest.fixture(scope='module')
@@ -138,7 +139,7 @@ OPTIONS = converting.options(num_shards=3, max_configs=2)
 
 @pytest.fixture(scope='module')
 def converted(tiles, tmp_path_factory):
-  """The folder `tiles` as a dataset, by one process."""
+  """The folder `tiles` as a dataset that one process has written."""
   directory = tmp_path_factory.mktemp('converted') / 'o'
   manifest = converting.run(tiles, directory, OPTIONS)
   return directory, manifest
@@ -176,7 +177,7 @@ def test_no_train_split_has_no_statistics(tiles, tmp_path):
   assert statistics.parse(json.loads((tmp_path / 'o/statistics.json').read_text())) == {}
 
 
-def test_manifest_tells_the_truth(tiles, converted):
+def test_manifest_agrees_with_the_files(tiles, converted):
   directory, manifest = converted
   assert {name for name in converting.tree(directory) if '/' not in name} == {
     'manifest.json',
@@ -242,7 +243,7 @@ def test_failure_in_another_process(tiles, tmp_path):
   assert not (tmp_path / 'o').exists()
 
 
-def test_order_of_inputs_is_nothing(tiles, converted, tmp_path):
+def test_order_of_inputs_does_not_matter(tiles, converted, tmp_path):
   paths = [str(path) for path in tiles.iterdir()]
   np.random.default_rng(0).shuffle(paths)
   converting.run(paths, tmp_path / 'o', OPTIONS)
@@ -316,7 +317,7 @@ def test_default_number_of_shards_follows_the_size(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('key', [0, 1, 5, 2**31, 2**53 + 1, 2**63, 2**64 - 2, 2**64 - 1])
 def test_any_key_finds_its_place(key):
-  """Among keys of 64 bits, which float64 cannot tell apart."""
+  """Looks up keys of 64 bits that float64 cannot distinguish."""
   keys = np.unique(
     np.array([0, 1, 5, 2**31, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1], np.uint64)
   )
@@ -355,10 +356,10 @@ def test_wrong_input_does_not_cost_the_dataset(tiles, tmp_path):
     assert converting.tree(tmp_path / 'o') == before
 
 
-def test_input_folder_is_no_output(tmp_path):
+def test_input_folder_cannot_be_the_output(tmp_path):
   converting.save_tiles(tmp_path, 3)
   before = converting.tree(tmp_path)
-  with pytest.raises(errors.InputError, match='no dataset'):
+  with pytest.raises(errors.InputError, match='not a dataset'):
     converting.run(tmp_path, tmp_path, converting.options(), overwrite=True)
   assert converting.tree(tmp_path) == before
 
@@ -392,7 +393,7 @@ convert.main(sys.argv)
 
 @pytest.fixture(scope='module')
 def killed(tiles, tmp_path_factory):
-  """What `kill -9` in the middle of a conversion leaves."""
+  """The directory that `kill -9` in the middle of a conversion leaves."""
   directory = tmp_path_factory.mktemp('killed') / 'o'
   result = subprocess.run(
     [

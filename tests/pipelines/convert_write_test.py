@@ -1,6 +1,4 @@
-"""Tests of pipelines.convert where something cannot be written: one line names the place, and
-nothing is published.
-"""
+"""Tests of pipelines.convert with failing writes: a line names the place; nothing is published."""
 
 import errno
 import os
@@ -39,7 +37,7 @@ def tiles(tmp_path_factory):
 
 
 def fails(inputs, directory, **kwargs):
-  """The error of a conversion that cannot write; nothing of it is left."""
+  """Returns the error of a conversion that cannot write, and checks that it leaves nothing."""
   with pytest.raises(errors.InputError) as caught:
     converting.run(inputs, directory, converting.options(num_shards=2, **kwargs))
   assert not directory.exists()
@@ -75,7 +73,7 @@ def test_shard(tiles, tmp_path, monkeypatch):
 
 @pytest.fixture
 def full_for(monkeypatch):
-  """Call it with the end of a name: such files do not fit."""
+  """Makes writes fail for files whose names end in the argument."""
 
   def prepare(name):
     write = beam_lib.write_atomically
@@ -100,7 +98,7 @@ def test_other_files(tiles, tmp_path, full_for, name):
   ('on_error', 'name', 'place'),
   [('skip', 'o.rejected.jsonl', 'o.rejected.jsonl'), ('fail', 'failure.json', 'o')],
 )
-def test_what_tells_of_a_bad_input(tmp_path, full_for, on_error, name, place):
+def test_report_of_a_bad_input(tmp_path, full_for, on_error, name, place):
   (tmp_path / 'in').mkdir()
   (tmp_path / 'in/zero.npz').write_bytes(b'')
   full_for(name)
@@ -109,7 +107,7 @@ def test_what_tells_of_a_bad_input(tmp_path, full_for, on_error, name, place):
 
 @pytest.mark.parametrize('on_error', ['fail', 'skip'])
 def test_temporary_directory(tmp_path, monkeypatch, on_error):
-  """A file whose configs do not fit there is not at fault, and must not be left out."""
+  """Checks that a file whose configs do not fit into the folder is not rejected for it."""
 
   class Full:
     def __init__(self, *args, **kwargs):
@@ -128,7 +126,7 @@ def test_temporary_directory(tmp_path, monkeypatch, on_error):
 
 
 def test_what_cannot_be_read_is_the_input(tmp_path, monkeypatch):
-  """An error of the disk while configs are read."""
+  """Checks an error of the disk while configs are read."""
   converting.save(tmp_path / 'in/m.npz', testing.layout_arrays(c=9))
   converting.save(tmp_path / 'in/n.npz', testing.layout_arrays(c=3))
   encode = records.encode_stream
@@ -145,8 +143,8 @@ def test_what_cannot_be_read_is_the_input(tmp_path, monkeypatch):
   assert manifest.rejected_inputs == {'cannot read file': 1}
 
 
-def test_directory_that_cannot_be_cleared_is_no_dataset(tiles, tmp_path, monkeypatch):
-  """After a failure whose own traces cannot be removed either."""
+def test_directory_that_cannot_be_cleared_is_not_a_dataset(tiles, tmp_path, monkeypatch):
+  """Checks a failure whose own traces cannot be removed either."""
 
   def denied(*args):
     raise PermissionError(errno.EACCES, 'Permission denied')
@@ -184,8 +182,8 @@ def run(args, **kwargs):
 
 @PROCESSES
 def test_limit_of_file_sizes(tiles, tmp_path, beam_args):
-  """As a user sees it: one line, exit code 1, nothing left."""
-  limit = 4096  # Bytes, which the records of twelve files together exceed.
+  """Checks what a user sees: one line, exit code 1, nothing left."""
+  limit = 4096  # The records of twelve files together exceed so many bytes.
   result = run(
     command(tiles, tmp_path / 'o', beam_args),
     preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
@@ -197,7 +195,7 @@ def test_limit_of_file_sizes(tiles, tmp_path, beam_args):
 
 @PROCESSES
 def test_full_disk(tmp_path, beam_args):
-  """On a file system of its own, which is gone with the process."""
+  """Uses a file system of its own, which is gone with the process."""
   disk = tmp_path / 'disk'
   disk.mkdir()
   on_disk = [
@@ -214,20 +212,19 @@ def test_full_disk(tmp_path, beam_args):
   converting.save_tiles(tmp_path / 'in', 60)
   result = run([*on_disk, *command(tmp_path / 'in', disk / 'o', beam_args)])
   assert result.stderr == f'error: {line(disk / "o/.spill")}\n'
-  assert result.stdout == '1\n'  # The exit code, and no file.
+  assert result.stdout == '1\n'  # This is the exit code; `ls` lists no files.
 
 
 def test_error_survives_what_runners_do():
   error = output.WriteError('cannot write', path='p', found='f', expected='e')
   assert pickle.loads(pickle.dumps(error)).to_dict() == error.to_dict()
+  # Beam would rebuild the error like this, and lose the path.
   with pytest.raises(TypeError):
-    output.WriteError(
-      'cannot write [while running a step]'
-    )  # Which Beam would do, and lose the path.
-  told = f'pipelines.conversion.output.WriteError: {error}'
+    output.WriteError('cannot write [while running a step]')
+  shown = f'pipelines.conversion.output.WriteError: {error}'
   for text in (
-    f"RuntimeError: {told} [while running 'Convert/Read']\n\nmore",
-    f'Traceback\n  x\n{told}\n\nDuring handling of the above\nRuntimeError: x',
+    f"RuntimeError: {shown} [while running 'Convert/Read']\n\nmore",
+    f'Traceback\n  x\n{shown}\n\nDuring handling of the above\nRuntimeError: x',
   ):
     assert str(output.write_error_in(RuntimeError(text))) == str(error)
   assert output.write_error_in(RuntimeError('cannot write')) is None

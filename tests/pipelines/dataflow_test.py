@@ -1,6 +1,4 @@
-"""The job of a conversion as Dataflow gets it, made without a network: graph, options, package
-and pickled steps.
-"""
+"""Tests of the job for Dataflow, without a network: graph, options, package, pickled steps."""
 
 import base64
 import bz2
@@ -47,8 +45,9 @@ IMAGE = 'registry.example/tpu-graphs:1'
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch):
-  """With the extra gcp installed, Beam would ask Google how the buckets are configured, to warn
-  of the costs.
+  """Keeps Beam from asking Google about the buckets.
+
+  With the extra gcp, Beam would ask how the buckets are configured, to warn of the costs.
   """
   monkeypatch.setattr(
     pipeline_options.GoogleCloudOptions, '_warn_if_soft_delete_policy_enabled', lambda *_: None
@@ -73,7 +72,7 @@ def add_steps(tmp_path):
 
 @pytest.fixture
 def make_proto(add_steps, tmp_path):
-  """Makes the pipeline as Dataflow's workers get it, by Beam's own translation."""
+  """Makes the pipeline as Dataflow's workers get it, with Beam's own translation."""
 
   def make(*args):
     (tmp_path / 'm.npz').touch()
@@ -89,7 +88,7 @@ def make_proto(add_steps, tmp_path):
 
 
 def documented() -> list[list[str]]:
-  """The arguments of each `convert` in docs/distributed.md."""
+  """Returns the arguments of each `convert` in docs/distributed.md."""
   text = (testing.GOLDEN.parents[1] / 'docs/distributed.md').read_text().replace('\\\n', ' ')
   return [
     shlex.split(line)[1:]
@@ -109,32 +108,31 @@ def test_documented_commands():
     beam_args = args[len(own) + 1 :]
     if beam_lib._runner_name(beam_args) == 'dask':
       pytest.importorskip('distributed', reason='needs the extra dask')
-      beam_lib._dask_runner()  # Makes its options known.
+      beam_lib._dask_runner()  # The import makes the options of the runner known to Beam.
     beam_lib._check(beam_args)
 
 
 def steps(proto):
-  """Name -> step."""
+  """Returns name -> step."""
   return {step.unique_name: step for step in proto.components.transforms.values()}
 
 
 def pickled_parts(proto) -> dict[str, bytes]:
-  """Step -> what a worker unpickles for it."""
+  """Returns step -> the bytes that a worker unpickles for the step."""
   found = {}
   for name, step in steps(proto).items():
     if step.spec.urn == common_urns.primitives.PAR_DO.urn:
-      found[name] = beam_runner_api_pb2.ParDoPayload.FromString(step.spec.payload).do_fn.payload
+      payload = beam_runner_api_pb2.ParDoPayload.FromString(step.spec.payload)
+      found[name] = payload.do_fn.payload
     elif step.spec.urn == common_urns.composites.COMBINE_PER_KEY.urn:
-      found[name] = beam_runner_api_pb2.CombinePayload.FromString(
-        step.spec.payload
-      ).combine_fn.payload
-  return {
-    name: pickled for name, pickled in found.items() if pickled
-  }  # Some combiners of Beam's go by their names.
+      payload = beam_runner_api_pb2.CombinePayload.FromString(step.spec.payload)
+      found[name] = payload.combine_fn.payload
+  # Some combiners of Beam are known by name and have no pickle.
+  return {name: pickled for name, pickled in found.items() if pickled}
 
 
 def unpacked(pickled: bytes) -> bytes:
-  """A pickle as it was before Beam's pickler packed it."""
+  """Returns a pickle as it was before Beam's pickler packed it."""
   return bz2.decompress(base64.b64decode(pickled))
 
 
@@ -145,7 +143,7 @@ def test_size_does_not_depend_on_the_number_of_files(make_proto, tmp_path):
       (tmp_path / f'm{i}.npz').touch()
     proto = make_proto()
     assert proto.ByteSize() < 1 << 20
-    # Pickles hold random ids, so they are packed to some bytes more or less.
+    # Pickles hold random ids, so the packed sizes vary by some bytes.
     sizes.append({name: len(unpacked(pickled)) for name, pickled in pickled_parts(proto).items()})
   assert sizes[0] == sizes[1]
 
@@ -247,9 +245,7 @@ def checkout(built, tmp_path_factory) -> pathlib.Path:
 
 @pytest.mark.slow
 def test_what_a_worker_installs_and_unpickles(checkout, make_proto, tmp_path):
-  """The package that --setup_file stages is installed away from the checkout, and every step
-  loaded there.
-  """
+  """Installs the package that --setup_file stages away from the checkout, and loads every step."""
   proto = make_proto(f'--setup_file={checkout}/setup.py')
   (environment,) = (
     found
@@ -304,7 +300,7 @@ def dry_run(add_steps, tmp_path):
   (tmp_path / 'm.npz').touch()
 
   def run(*args):
-    """The job and the environment of its workers."""
+    """Returns the job and the environment of its workers."""
     pipeline = beam_lib.pipeline([*ARGS, '--dry_run=True', *args], input_bytes=1)
     add_steps(pipeline)
     job = pipeline.run().job
@@ -344,7 +340,7 @@ def test_job(dry_run):
   )
 
 
-def test_job_without_an_image_takes_that_of_beam(dry_run):
+def test_job_without_an_image_takes_the_image_of_beam(dry_run):
   _, environment = dry_run()
   (image,) = environment.worker_pools[0].sdk_harness_container_images
   version = f'{sys.version_info.major}.{sys.version_info.minor}'

@@ -1,5 +1,6 @@
-"""`kill -9` at any moment of a conversion: nothing looks finished, and the same command makes
-the same dataset.
+"""Tests of `kill -9` at any moment of a conversion.
+
+Nothing looks finished afterwards, and the same command makes the same dataset.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from tpu_graphs import errors
 from tpu_graphs.dataset import directory as directory_lib
 
 ROOT = testing.GOLDEN.parents[1]
-FILES = 250  # Some seconds of work.
+FILES = 250  # Converting so many files takes some seconds.
 MOMENTS = 5
 PROCESSES = ('--', '--direct_running_mode=multi_processing', '--direct_num_workers=2')
 
@@ -36,7 +37,7 @@ def raw(tmp_path_factory) -> pathlib.Path:
 
 @contextlib.contextmanager
 def started(raw, directory, *args):
-  """A conversion in a process group of its own, which is killed at the end of the block."""
+  """Runs a conversion in a process group of its own, and kills it at the end of the block."""
   environment = {
     **os.environ,
     'PYTHONPATH': os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')]),
@@ -73,7 +74,7 @@ def run(raw, directory) -> None:
 
 
 def wait_for_begin(directory, process) -> float:
-  """Waits until a conversion begins to work; the time then."""
+  """Waits until a conversion begins to work, and returns the time."""
   while not (directory / 'in_progress.json').exists():
     assert process.poll() is None
     time.sleep(0.002)
@@ -81,7 +82,7 @@ def wait_for_begin(directory, process) -> float:
 
 
 def tree(directory) -> dict[str, bytes | None]:
-  """All files below a directory, and folders as None."""
+  """Returns name -> content of all files below a directory, and None for folders."""
   return {
     str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None
     for path in sorted(directory.rglob('*'))
@@ -90,7 +91,7 @@ def tree(directory) -> dict[str, bytes | None]:
 
 @pytest.fixture(scope='module')
 def undisturbed(raw, tmp_path_factory) -> tuple[dict[str, bytes | None], float]:
-  """What a conversion writes that nobody disturbs, and for how many seconds it works."""
+  """The files of a conversion that nobody disturbs, and its duration in seconds."""
   directory = tmp_path_factory.mktemp('undisturbed') / 'o'
   with started(raw, directory) as process:
     begin = wait_for_begin(directory, process)
@@ -115,9 +116,8 @@ def test_at_random_moments(raw, undisturbed, tmp_path):
     with started(raw, directory) as process:
       wait_for_begin(directory, process)
       time.sleep(0.9 * seconds * (i + generator.random()) / MOMENTS)
-    if (
-      directory / 'manifest.json'
-    ).exists():  # This run was faster than the first: it has published.
+    # A run that was faster than the first may already have published.
+    if (directory / 'manifest.json').exists():
       assert {name: tree(directory).get(name) for name in expected} == expected
       if not (directory / 'in_progress.json').exists():
         continue
@@ -132,7 +132,7 @@ def test_at_random_moments(raw, undisturbed, tmp_path):
 def test_with_its_worker_processes(raw, undisturbed, tmp_path):
   directory = tmp_path / 'o'
   with started(raw, directory, *PROCESSES) as process:
-    while not list(directory.glob('.spill/*')):  # Written by workers.
+    while not list(directory.glob('.spill/*')):  # The workers write these files.
       assert process.poll() is None
       time.sleep(0.002)
   check_that_it_is_interrupted(directory)
@@ -141,7 +141,7 @@ def test_with_its_worker_processes(raw, undisturbed, tmp_path):
 
 
 def test_twice(raw, undisturbed, tmp_path):
-  """While it cleans up, too."""
+  """Interrupts also the second run, which cleans up."""
   directory = tmp_path / 'o'
   for seconds in (0.5, 0):
     with started(raw, directory) as process:

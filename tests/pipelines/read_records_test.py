@@ -1,6 +1,4 @@
-"""The contract with other programs: ten lines that know only the schema read what `convert`
-writes.
-"""
+"""Tests of the contract with other programs: ten lines with only the schema read a dataset."""
 
 import ast
 import os

@@ -21,9 +21,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def _restore_environment(monkeypatch):
-  monkeypatch.setenv(
-    'TF_CPP_MIN_LOG_LEVEL', '2'
-  )  # `run` and `main` would set it for the tests after these.
+  # Otherwise `run` and `main` would set it for later tests.
+  monkeypatch.setenv('TF_CPP_MIN_LOG_LEVEL', '2')
 
 
 def define(flag_values):
@@ -106,8 +105,8 @@ def test_positional_arguments_may_stand_anywhere(args, positional):
 @pytest.mark.parametrize(
   ('args', 'message'),
   [
-    (['--output=x'], 'no FILE given; --help tells the usage'),
-    (['--output=x', '--'], 'no FILE given; --help tells the usage'),
+    (['--output=x'], 'no FILE given; --help shows the usage'),
+    (['--output=x', '--'], 'no FILE given; --help shows the usage'),
     (
       ['a.npz', '--output=x', '--num_shard=3'],
       'unknown flag --num_shard (did you mean --num_shards?); --help lists the flags',
@@ -124,7 +123,7 @@ def test_help_names_positional_arguments(capsys):
   assert capsys.readouterr().out.splitlines()[0] == 'usage: prog [flags] FILE...'
 
 
-def test_fail_tells_one_line(capsys):
+def test_fail_prints_one_line(capsys):
   assert cli.fail(7, 'ü\n  x') == 7
   assert capsys.readouterr() == ('', 'error: ü   x\n')
 
@@ -229,7 +228,8 @@ def test_help_of_a_script_with_passthrough(capsys):
   )
   assert capsys.readouterr().out == (
     'usage: python a/b.py [flags] [-- BEAM OPTIONS]\n\nD.\n\n'
-    'Options of Apache Beam go after a bare --, as in `-- --runner=DataflowRunner --region=REGION`.\n'
+    'Options of Apache Beam go after a bare --, '
+    'as in `-- --runner=DataflowRunner --region=REGION`.\n'
   )
 
 
@@ -270,8 +270,9 @@ def test_flags_belong_to_one_run():
   assert 'num_shards' not in flags.FLAGS
 
 
-@pytest.mark.parametrize('lines', [1, 100_000])  # Less than the output's buffer, and more.
-def test_closed_output_is_no_traceback(lines):
+# The output is shorter or longer than its buffer.
+@pytest.mark.parametrize('lines', [1, 100_000])
+def test_closed_output_prints_no_traceback(lines):
   code = f"""
 import sys
 from tpu_graphs import cli
@@ -308,7 +309,6 @@ def test_main_hands_arguments_over(monkeypatch):
 @pytest.mark.parametrize(
   ('args', 'message'),
   [
-    ([], f'no command; expected one of {", ".join(cli.COMMANDS)}'),
     (
       ['trian', '--data=x'],
       'unknown command trian (did you mean train?); `tpu-graphs --help` lists the commands',
@@ -330,10 +330,19 @@ def test_main_version(capsys):
 @pytest.mark.parametrize('flag', ['-h', '--help'])
 def test_main_help_lists_the_commands(flag, capsys):
   assert cli.main(['tpu-graphs', flag, 'convert']) == 0
-  lines = capsys.readouterr().out.splitlines()
+  out, err = capsys.readouterr()
+  assert err == ''
+  lines = out.splitlines()
   assert lines[0] == 'usage: tpu-graphs COMMAND [flags]'
   for command, (_, summary) in cli.COMMANDS.items():
     assert any(line.split() == [command, *summary.split()] for line in lines)
+
+
+def test_main_without_a_command_prints_the_help(capsys):
+  assert cli.main(['tpu-graphs', '--help']) == 0
+  expected = capsys.readouterr()
+  assert cli.main(['tpu-graphs']) == 0
+  assert capsys.readouterr() == expected
 
 
 def test_module_runs_the_command():
@@ -369,8 +378,9 @@ def test_tensorflow_log_is_quiet_unless_asked_for():
   code = """
 import os
 from tpu_graphs import cli
-cli.run(lambda flag_values: None, lambda flag_values, rest: print(os.environ['TF_CPP_MIN_LOG_LEVEL']), ['p'],
-        description='')
+def job(flag_values, rest):
+  print(os.environ['TF_CPP_MIN_LOG_LEVEL'])
+cli.run(lambda flag_values: None, job, ['p'], description='')
 """
   assert python('-c', code, env={}).stdout == '3\n'
   assert python('-c', code, env={'TF_CPP_MIN_LOG_LEVEL': '0'}).stdout == '0\n'

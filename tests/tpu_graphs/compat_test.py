@@ -1,4 +1,4 @@
-"""Tests of tpu_graphs.compat: which TensorFlow and Keras are taken, and what is said of others."""
+"""Tests of tpu_graphs.compat: accepted versions of TensorFlow and Keras, messages for others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tpu_graphs import compat
 from tpu_graphs import errors
 
 ROOT = pathlib.Path(__file__).parents[2]
-# What is another library with each TensorFlow, or is not to be imported before `compat`.
+# Imports of libraries that differ between versions of TensorFlow, or must not precede `compat`.
 _IMPORT = re.compile(
   r'^ *(?:import|from) (keras|tf_keras|tensorflow_ranking|tensorflow_gnn|tensorflow\.\S+)\b',
   re.MULTILINE,
@@ -56,10 +56,8 @@ def _python(code, *path):
     ('tpu_graphs', set()),
     ('pipelines', set()),
     ('tests', set()),
-    (
-      'baselines',
-      {'tensorflow_gnn', 'tensorflow.core.protobuf'},
-    ),  # `import baselines` has imported `compat`.
+    # `import baselines` imports `compat` first.
+    ('baselines', {'tensorflow_gnn', 'tensorflow.core.protobuf'}),
     ('benchmarks', {'tensorflow_gnn'}),
   ],
 )
@@ -76,7 +74,7 @@ def test_nothing_else_imports_what_depends_on_the_version(package, allowed):
   } == set()
 
 
-def test_keras_is_that_of_the_version():
+def test_keras_matches_the_version():
   assert tf.keras.layers.Layer.__module__.partition('.')[0] == ('tf_keras' if _NEWER else 'keras')
   assert (os.environ.get('TF_USE_LEGACY_KERAS') == '1') is _NEWER
 
@@ -127,13 +125,14 @@ def test_accepts(monkeypatch, version, tf_keras, legacy):
     pytest.param(
       '2.20.0',
       {'tf_keras': '2.19.0'},
-      r"that of TensorFlow: found 2\.19\.0, .*'tf_keras==2\.20\.\*'",
+      r"differs from the version of TensorFlow: found 2\.19\.0, .*'tf_keras==2\.20\.\*'",
       id='another tf_keras',
     ),
     pytest.param(
       '2.17.0',
       {'tf_keras': '2.17.0', 'keras_version': '3.5.0'},
-      'Keras 3: found 3.5.0, expected Keras 2; set TF_USE_LEGACY_KERAS=1, or import tpu_graphs.compat',
+      'Keras 3: found 3.5.0, expected Keras 2; '
+      'set TF_USE_LEGACY_KERAS=1, or import tpu_graphs.compat',
       id='Keras 3 in use',
     ),
     pytest.param(
@@ -153,7 +152,10 @@ def test_refuses(monkeypatch, version, faked, message):
 
 def test_a_command_says_in_one_line_that_the_version_is_not_supported(tmp_path):
   (tmp_path / 'tensorflow.py').write_text("__version__ = '2.21.0'\n")
-  code = "import sys; from tpu_graphs import cli; sys.exit(cli.main(['tpu-graphs', 'evaluate', '--help']))"
+  code = (
+    'import sys; from tpu_graphs import cli; '
+    "sys.exit(cli.main(['tpu-graphs', 'evaluate', '--help']))"
+  )
   result = _python(code, tmp_path)
   assert (result.returncode, result.stdout) == (1, '')
   assert re.fullmatch(
@@ -161,7 +163,7 @@ def test_a_command_says_in_one_line_that_the_version_is_not_supported(tmp_path):
   )
 
 
-def test_what_needs_no_tensorflow_works_with_any(tmp_path):
+def test_modules_without_tensorflow_work_with_any_version(tmp_path):
   (tmp_path / 'tensorflow.py').write_text("__version__ = '2.21.0'\n")
   code = (
     'from tpu_graphs import hlo; from tpu_graphs.dataset import records, schema; '
@@ -173,7 +175,7 @@ def test_what_needs_no_tensorflow_works_with_any(tmp_path):
 
 @newer_only
 @pytest.mark.slow
-def test_tells_of_keras_3_in_use():
+def test_reports_keras_3_in_use():
   result = _python('import tensorflow as tf; tf.keras.layers; from tpu_graphs.input import loading')
   assert result.returncode == 1
   assert re.search(
@@ -208,13 +210,14 @@ assert 'tensorflow_ranking.python.estimator' not in sys.modules
   if not _NEWER:
     code += """
 tfr = __import__('tensorflow_ranking')
-assert tfr.keras.losses.SoftmaxLoss is losses.SoftmaxLoss and tfr.keras.metrics.NDCGMetric and tfr.data
+assert tfr.keras.losses.SoftmaxLoss is losses.SoftmaxLoss
+assert tfr.keras.metrics.NDCGMetric and tfr.data
 """
   result = _python(code)
   assert result.returncode == 0, result.stderr
 
 
-def test_tells_that_tf_ranking_is_missing(monkeypatch):
+def test_reports_that_tf_ranking_is_missing(monkeypatch):
   monkeypatch.setattr(compat.importlib.util, 'find_spec', lambda name: None)
   with pytest.raises(errors.InputError, match='TF-Ranking is not installed; pip install --no-deps'):
     compat.ranking_losses.__wrapped__()

@@ -1,6 +1,4 @@
-"""Tests of tpu_graphs.errors: what a user reads, and that nothing of it is lost on the way to
-them.
-"""
+"""Tests of tpu_graphs.errors: the text that a user reads, and that no part of an error is lost."""
 
 import copy
 import json

@@ -52,7 +52,7 @@ def test_refuses_strings_and_dynamic_shapes_by_name(spec, message):
     testing.assert_tpu_ready(lambda *_: tf.constant(0), spec)
 
 
-def test_refuses_what_is_no_spec():
+def test_refuses_values_that_are_not_specs():
   with pytest.raises(TypeError, match=r'spec/1: found 3, expected a tf\.TypeSpec'):
     testing.assert_tpu_ready(lambda *_: tf.constant(0), (_VECTOR, 3))
 
@@ -79,12 +79,12 @@ def test_refuses_what_xla_cannot_compile(fn, operation):
 )
 def test_refuses_shapes_that_depend_on_values(fn, operation):
   with pytest.raises(
-    AssertionError, match=rf'a shape that only running tells, by {operation}.*\[<=4'
+    AssertionError, match=rf'shape known only at run time, from {operation}.*\[<=4'
   ):
     testing.assert_tpu_ready(fn, _VECTOR)
 
 
-def test_less_or_equal_is_no_shape():
+def test_less_or_equal_is_not_a_shape():
   testing.assert_tpu_ready(lambda x: tf.where(x <= 3, x, 0), _VECTOR)
 
 
@@ -125,7 +125,7 @@ def test_a_dataset_gives_inputs():
 
 @pytest.fixture(params=module_lib.KINDS)
 def graph(request):
-  """A merged, not padded GraphTensor of one module, with a string in its context."""
+  """Returns a merged GraphTensor of one module without padding, with a string in its context."""
   arrays = testing_lib.arrays(request.param, n=5, c=3)
   if request.param == 'layout':
     arrays['node_config_feat'] = arrays['node_config_feat'].astype(np.int8)

@@ -3,8 +3,8 @@
   python tpu_graphs/commands/download.py --collection=layout:xla:random --output=raw
   python pipelines/convert.py --collection=layout:xla:random --input=raw/npz --output=data/layout
 
-The sizes are shown first. What was interrupted goes on by the same command, and what is complete
-is skipped.
+The sizes are shown first. The same command resumes an interrupted download and skips files that are
+complete.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def _define_flags(flag_values) -> None:
   flags.DEFINE_multi_string(
     'collection',
     None,
-    f'What to download: {", ".join(download.COLLECTIONS)}, or '
-    f'{download.ALL}; several separated by commas or in several --collection.',
+    f'Collections to download: {", ".join(download.COLLECTIONS)}, or {download.ALL}; '
+    'separate several by commas or repeat the flag.',
     flag_values=flag_values,
   )
   flags.DEFINE_string(
@@ -43,13 +43,13 @@ def _define_flags(flag_values) -> None:
   flags.DEFINE_bool(
     'keep_archives',
     False,
-    'Keep the archives beside what is unpacked from them.',
+    'Keep the archives beside the files that are unpacked from them.',
     flag_values=flag_values,
   )
   flags.DEFINE_string(
     'base_url',
     download.BASE_URL,
-    'URL of the folder of the archives, such as that of a mirror.',
+    'URL of the folder of the archives, for instance on a mirror.',
     flag_values=flag_values,
   )
   for name in ('collection', 'output'):
@@ -70,13 +70,11 @@ def _job(flag_values, _) -> int:
     plan.check_disk()
     return 0
   download.run(
-    plan, progress=terminal.Progress(sys.stderr), tell=lambda line: print(line, flush=True)
+    plan, progress=terminal.Progress(sys.stderr), report=lambda line: print(line, flush=True)
   )
+  npz_folder = os.path.join(flag_values.output, 'npz')
   for collection in dict.fromkeys(part.collection for part in parts):
-    print(
-      f'next: {cli.PROGRAM} convert --collection={collection} --input={os.path.join(flag_values.output, "npz")} '
-      '--output=…'
-    )
+    print(f'next: {cli.PROGRAM} convert --collection={collection} --input={npz_folder} --output=…')
   return 0
 
 

@@ -1,10 +1,9 @@
-"""Writes a dataset directory as npz files of the published form, or as `Data` objects of PyTorch
-Geometric.
+"""Writes a dataset directory as published npz files or as `Data` objects of PyTorch Geometric.
 
   python tpu_graphs/commands/export.py --data=data/tile --output=out --format=npz
 
-A file per module is written into out/npz/tile/xla/train and so on, by the collection and the
-split; convert reads out/npz again. docs/export.md tells what the files hold.
+Each module becomes one file in a folder of its collection and split, such as
+out/npz/tile/xla/train; convert can read out/npz again. docs/export.md describes the files.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def _define_flags(flag_values) -> None:
     'format',
     None,
     export.FORMS,
-    'npz files as published, or pyg: files of torch.save that hold a '
+    'npz: npz files as published; pyg: files of torch.save with one '
     'torch_geometric.data.Data each.',
     flag_values=flag_values,
   )
@@ -39,7 +38,7 @@ def _define_flags(flag_values) -> None:
   flags.DEFINE_bool(
     'overwrite',
     False,
-    'Replace what an earlier export has written of these splits.',
+    'Replace the files that an earlier export has written for these splits.',
     flag_values=flag_values,
   )
   for name in ('data', 'output', 'format'):
@@ -58,8 +57,8 @@ def _job(flag_values, _) -> int:
   print(f'{exported.collection} as {flag_values.format} in {time.monotonic() - start:.1f} s')
   for split in exported.splits:
     print(
-      f'{split.name:5}  {split.modules:6,} modules  {split.configs:9,} configs  {split.bytes / 2**20:8,.1f} MiB  '
-      f'{split.folder}'
+      f'{split.name:5}  {split.modules:6,} modules  {split.configs:9,} configs  '
+      f'{split.bytes / 2**20:8,.1f} MiB  {split.folder}'
     )
   for what in exported.left_out:
     print(f'not in npz files: {what}')

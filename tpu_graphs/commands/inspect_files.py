@@ -1,11 +1,11 @@
-"""Shows what files of programs hold, or draws a module.
+"""Shows the contents of files of programs, or draws a module.
 
   python tpu_graphs/commands/inspect_files.py kernels.pb npz/tile/xla/train/*.npz
   python tpu_graphs/commands/inspect_files.py program.hlo --svg --output=program.svg
 
 A file is an npz file, an HLO protobuf, HLO text, or the folder of an XLA dump. best/default is
-the runtime of the fastest config over that of the default config, for several modules the
-geometric mean.
+the runtime of the fastest config divided by the runtime of the default config; for several modules
+it is the geometric mean.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from tpu_graphs.views import summary
 _WIDTH = 120
 _MAX_ROWS = 30
 _MAX_OPCODES = 10
-_MAX_NAMES = 5  # Of modules, in an error.
-_MIN_NAME = 20  # Characters that a table leaves to names.
+_MAX_NAMES = 5  # An error names at most this many modules.
+_MIN_NAME = 20  # A table leaves at least this many characters to names.
 _NONE = '-'
 _UNITS = ((1, 'ns'), (1e3, 'µs'), (1e6, 'ms'), (1e9, 's'))
 _IMPLEMENTATIONS = {'native': 'the native extension', 'python': 'pure Python'}
 
-# Columns of numbers: title in two lines -> text.
+# Columns of numbers: title in two lines -> function that returns the text.
 _COLUMNS: Mapping[str, Callable[[summary.Contents], str]] = {
   '\nops': lambda contents: f'{contents.ops:,}',
   '\nedges': lambda contents: f'{contents.edges:,}',
@@ -53,12 +53,13 @@ _FILE_COLUMNS = [title for title in _COLUMNS if title not in ('\nedges', 'compu-
 
 
 def describe(files: Mapping[str, summary.FileSummary], *, max_rows: int | None = _MAX_ROWS) -> str:
-  """What files hold, to be printed: of one module all, of several modules or files a row each
-  and the total.
+  """Returns a text that describes files.
+
+  One module is described in full. Several modules or files get a row each, and a row of totals.
 
   Args:
-    files: path -> what the file holds, at least one.
-    max_rows: how many modules or files to list; None for all.
+    files: path -> summary of the file, at least one.
+    max_rows: number of modules or files to list; None for all.
   """
   parts = list(files.values())
   modules = [module for file in parts for module in file.modules]
@@ -67,84 +68,84 @@ def describe(files: Mapping[str, summary.FileSummary], *, max_rows: int | None =
   if len(files) > 1:
     folder = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in files])
     lines = [f'{terminal.plural(len(files), "file")} in {folder}']
-    header = ['\nfile', '\ntype', '\nmodules']
-    rows = [
-      [
-        terminal.printable(os.path.relpath(path, folder)),
-        _type(file),
-        f'{len(file.modules):,}',
-        *(_COLUMNS[title](file.total) for title in _FILE_COLUMNS),
-      ]
-      for path, file in files.items()
-    ]
-    last = ['total', '', f'{len(modules):,}', *(_COLUMNS[title](total) for title in _FILE_COLUMNS)]
-    lines += _table([*header, *_FILE_COLUMNS], rows, last, num_names=2, max_rows=max_rows)
+    header = ['\nfile', '\ntype', '\nmodules', *_FILE_COLUMNS]
+    rows = []
+    for path, file in files.items():
+      name = terminal.printable(os.path.relpath(path, folder))
+      numbers = [_COLUMNS[title](file.total) for title in _FILE_COLUMNS]
+      rows.append([name, _type(file), f'{len(file.modules):,}', *numbers])
+    totals = [_COLUMNS[title](total) for title in _FILE_COLUMNS]
+    last = ['total', '', f'{len(modules):,}', *totals]
+    lines += _table(header, rows, last, num_names=2, max_rows=max_rows)
   else:
     ((path, file),) = files.items()
-    kinds = ' and '.join(_kinds(file))
-    lines = [
-      f'{terminal.printable(path)}: {file.type_name}, {terminal.plural(len(modules), f"{kinds} module".lstrip())}'
-    ]
+    module_of_kinds = ' and '.join(_kinds(file)) + ' module'
+    count = terminal.plural(len(modules), module_of_kinds.lstrip())
+    lines = [f'{terminal.printable(path)}: {file.type_name}, {count}']
     if len(modules) == 1:
       lines += _detail(modules[0])
     elif modules:
-      rows = [
-        [terminal.printable(module.module_id), *(text(module) for text in _COLUMNS.values())]
-        for module in modules
-      ]
+      header = ['\nmodule', *_COLUMNS]
+      rows = []
+      for module in modules:
+        numbers = [text(module) for text in _COLUMNS.values()]
+        rows.append([terminal.printable(module.module_id), *numbers])
       last = ['total', *(text(total) for text in _COLUMNS.values())]
-      lines += _table(['\nmodule', *_COLUMNS], rows, last, num_names=1, max_rows=max_rows)
+      lines += _table(header, rows, last, num_names=1, max_rows=max_rows)
   lines += _counts(total, skipped)
   return '\n'.join(lines)
 
 
 def _detail(module: summary.ModuleSummary) -> list[str]:
+  if not module.measured:
+    measured = 'none'
+  elif module.measured == module.configs:
+    measured = 'all'
+  else:
+    measured = f'{module.measured:,}'
   configs = 'none'
   if module.configs:
-    measured = {0: 'none', module.configs: 'all'}.get(module.measured, f'{module.measured:,}')
     configs = f'{module.configs:,}, {module.distinct_configs:,} distinct, {measured} measured'
+  ops = terminal.plural(module.ops, 'op')
+  edges = terminal.plural(module.edges, 'edge')
+  computations = terminal.plural(module.computations, 'computation')
   lines = _entry('module', terminal.printable(module.module_id))
-  lines += _entry(
-    'graph',
-    f'{terminal.plural(module.ops, "op")}, {terminal.plural(module.edges, "edge")}, '
-    f'{terminal.plural(module.computations, "computation")}',
-  )
+  lines += _entry('graph', f'{ops}, {edges}, {computations}')
   if module.kind == 'layout':
     lines += _entry('configurable', terminal.plural(module.config_ops, 'op'))
   lines += _entry('configs', configs)
   if module.measured:
     lines += _entry('runtime', f'{_duration(module.fastest_ns)} to {_duration(module.slowest_ns)}')
-    lines += _entry(
-      'best/default',
-      'not known: the file does not tell the default config'
-      if module.best_ratio is None
-      else _ratio(module.best_ratio),
-    )
+    ratio = _ratio(module.best_ratio)
+    if module.best_ratio is None:
+      ratio = 'not known: the file does not name the default config'
+    lines += _entry('best/default', ratio)
   return lines
 
 
 def _counts(total: summary.Contents, skipped: Mapping[str, int]) -> list[str]:
-  """What is counted by name, each in a paragraph."""
+  """Returns all counts by name, in one paragraph for each kind of count."""
   opcodes = [f'{count:,} {name}' for name, count in total.opcodes.items()]
   if len(opcodes) > _MAX_OPCODES:
     opcodes[_MAX_OPCODES:] = [f'and {len(opcodes) - _MAX_OPCODES:,} other opcodes']
-  lines = _entry('opcodes', *opcodes)
-  lines += _entry(
-    'unknown',
-    *(
-      f'{count:,} {terminal.printable(name) or "(no name)"}'
-      for name, count in total.unknown_opcodes.items()
-    ),
-  )
-  lines += _entry(
-    'dropped runs', *(f'{reason}: {count:,}' for reason, count in total.dropped_runs.items())
-  )
-  return lines + _entry('skipped', *(f'{reason}: {count:,}' for reason, count in skipped.items()))
+  unknown = [
+    f'{count:,} {terminal.printable(name) or "(no name)"}'
+    for name, count in total.unknown_opcodes.items()
+  ]
+  dropped_runs = [f'{reason}: {count:,}' for reason, count in total.dropped_runs.items()]
+  skipped_programs = [f'{reason}: {count:,}' for reason, count in skipped.items()]
+  return [
+    *_entry('opcodes', *opcodes),
+    *_entry('unknown', *unknown),
+    *_entry('dropped runs', *dropped_runs),
+    *_entry('skipped', *skipped_programs),
+  ]
 
 
 def _entry(title: str, *parts: str) -> list[str]:
-  """The lines of `parts`, which are not broken; none if there are no parts."""
-  text = ', '.join(part.replace(' ', '\u00a0') for part in parts)  # Where textwrap does not break.
+  """Returns lines with `parts`, none of which is broken; no lines if there are no parts."""
+  # textwrap does not break lines at no-break spaces.
+  text = ', '.join(part.replace(' ', '\u00a0') for part in parts)
   lines = textwrap.wrap(
     text,
     _WIDTH,
@@ -164,10 +165,15 @@ def _table(
   num_names: int,
   max_rows: int | None,
 ) -> list[str]:
-  """Lines of a table with `max_rows` of the rows: the first `num_names` columns to the left, the
-  others to the right.
+  """Returns the lines of a table without the columns that are empty.
 
-  Columns that tell nothing are left out.
+  Args:
+    header: the titles in two lines.
+    rows: the rows; the table has at most `max_rows` of them.
+    last: the row of totals, which shows whether a column is empty.
+    num_names: number of the first columns that are aligned to the left; the others are aligned to
+      the right.
+    max_rows: see `rows`; None for all.
   """
   kept = [i for i, text in enumerate(last) if i < num_names or text != _NONE]
   shown = rows if max_rows is None else rows[:max_rows]
@@ -176,14 +182,11 @@ def _table(
   widths = [max(map(len, column)) for column in zip(*table, strict=True)]
   widths[0] = min(widths[0], max(_MIN_NAME, _WIDTH - sum(widths[1:]) - 2 * len(widths)))
   lines = []
-  for row in table:
-    cells = [
-      _shortened(row[0], widths[0]).ljust(widths[0]),
-      *(
-        text.ljust(width) for text, width in zip(row[1:num_names], widths[1:num_names], strict=True)
-      ),
-      *(text.rjust(width) for text, width in zip(row[num_names:], widths[num_names:], strict=True)),
-    ]
+  for first_cell, *others in table:
+    row = [_shortened(first_cell, widths[0]), *others]
+    cells = []
+    for i, (text, width) in enumerate(zip(row, widths, strict=True)):
+      cells.append(text.ljust(width) if i < num_names else text.rjust(width))
     lines.append(f'  {"  ".join(cells)}'.rstrip())
   if len(shown) < len(rows):
     lines.insert(-1, f'  … and {len(rows) - len(shown):,} more, which --all shows')
@@ -191,13 +194,17 @@ def _table(
 
 
 def _shortened(text: str, width: int) -> str:
-  """`text` with the middle left out if it is longer than `width`, or of a path the beginning."""
+  """Cuts `text` to `width` characters: a path at its beginning, other text in its middle."""
+  if len(text) <= width:
+    return text
   head = 0 if os.sep in text else (width - 1) // 2
-  return text if len(text) <= width else f'{text[:head]}…{text[head + 1 - width :]}'
+  return f'{text[:head]}…{text[head + 1 - width :]}'
 
 
 def _type(file: summary.FileSummary) -> str:
-  return ' '.join([file.type_name, *_kinds(file)]) if file.type_name == 'npz' else file.type_name
+  if file.type_name == 'npz':
+    return ' '.join([file.type_name, *_kinds(file)])
+  return file.type_name
 
 
 def _kinds(file: summary.FileSummary) -> list[str]:
@@ -205,14 +212,19 @@ def _kinds(file: summary.FileSummary) -> list[str]:
 
 
 def _duration(nanoseconds: int | None) -> str:
-  """A runtime with three digits, in the largest unit of which it is at least one."""
+  """Returns a runtime with three digits, in the largest unit that is not larger than it."""
   if nanoseconds is None:
     return _NONE
-  size, unit = next(
-    pair for pair in reversed(_UNITS) if pair[0] == 1 or float(f'{nanoseconds:.3g}') >= pair[0]
-  )
+  rounded = float(f'{nanoseconds:.3g}')
+  units = [(size, unit) for size, unit in _UNITS if size == 1 or rounded >= size]
+  size, unit = units[-1]
   value = float(f'{nanoseconds / size:.3g}')
-  digits = 0 if unit == 'ns' or value >= 100 else 1 if value >= 10 else 2
+  if unit == 'ns' or value >= 100:
+    digits = 0
+  elif value >= 10:
+    digits = 1
+  else:
+    digits = 2
   return f'{value:,.{digits}f} {unit}'
 
 
@@ -221,11 +233,14 @@ def _ratio(ratio: float | None) -> str:
 
 
 def select(extraction: hlo.Extraction, wanted: str) -> hlo.Extraction:
-  """The extraction with nothing but the module that is called `wanted`, or that is at this
-  position from 0.
+  """Returns the extraction with only one of its modules.
+
+  Args:
+    extraction: the content of a file.
+    wanted: the module's name, or its position from 0.
 
   Raises:
-    InputError: there is none.
+    InputError: there is no such module.
   """
   modules = extraction.modules
   index = next((i for i, module in enumerate(modules) if module.module_id == wanted), None)
@@ -242,7 +257,7 @@ def select(extraction: hlo.Extraction, wanted: str) -> hlo.Extraction:
 
 
 def draw(extraction: hlo.Extraction, *, max_ops: int = drawing.MAX_OPS) -> str:
-  """DOT text of the only module.
+  """Returns the only module as text in the DOT language.
 
   Raises:
     InputError: there are several modules, or none.
@@ -259,7 +274,9 @@ def draw(extraction: hlo.Extraction, *, max_ops: int = drawing.MAX_OPS) -> str:
 
 def _names(modules: Sequence[module_lib.Module]) -> str:
   names = [f'{i} ({module.module_id})' for i, module in enumerate(modules[:_MAX_NAMES])]
-  return ' or '.join(names + ([f'up to {len(modules) - 1}'] if len(modules) > _MAX_NAMES else []))
+  if len(modules) > _MAX_NAMES:
+    names.append(f'up to {len(modules) - 1}')
+  return ' or '.join(names)
 
 
 def _define_flags(flag_values) -> None:
@@ -274,7 +291,7 @@ def _define_flags(flag_values) -> None:
   flags.DEFINE_string(
     'module',
     None,
-    'Look only at the module of this name, or at this position from 0.',
+    'Show only the module with this name, or at this position from 0.',
     flag_values=flag_values,
   )
   flags.DEFINE_bool('json', False, 'Print all numbers as JSON instead.', flag_values=flag_values)
@@ -290,7 +307,7 @@ def _define_flags(flag_values) -> None:
   flags.DEFINE_integer(
     'max_ops',
     drawing.MAX_OPS,
-    'Number of ops beyond which a picture shows several as one box.',
+    'Number of ops beyond which a picture shows several ops as one box.',
     lower_bound=1,
     flag_values=flag_values,
   )
@@ -314,9 +331,10 @@ def _job(flag_values, paths: Sequence[str]) -> int:
         extraction = readers.from_file(path)
         if flag_values.module is not None:
           extraction = select(extraction, flag_values.module)
-        results[path] = (
-          draw(extraction, max_ops=flag_values.max_ops) if drawn else summary.summarize(extraction)
-        )
+        if drawn:
+          results[path] = draw(extraction, max_ops=flag_values.max_ops)
+        else:
+          results[path] = summary.summarize(extraction)
     except errors.InputError as error:
       cli.fail(cli.INPUT_ERROR, str(error))
       results[path] = error
@@ -324,28 +342,17 @@ def _job(flag_values, paths: Sequence[str]) -> int:
     path: result for path, result in results.items() if not isinstance(result, errors.InputError)
   }
   if flag_values.json:
-    _write(
-      json.dumps(
-        {
-          'implementation': hlo.implementation(),
-          'files': [
-            {
-              'path': path,
-              **({'error': result.to_dict()} if path not in good else summary.to_json(result)),
-            }
-            for path, result in results.items()
-          ],
-        },
-        indent=2,
-        allow_nan=False,
-      )
-      + '\n',
-      flag_values.output,
-    )
+    files = []
+    for path, result in results.items():
+      content = summary.to_json(result) if path in good else {'error': result.to_dict()}
+      files.append({'path': path, **content})
+    document = {'implementation': hlo.implementation(), 'files': files}
+    text = json.dumps(document, indent=2, allow_nan=False)
+    _write(f'{text}\n', flag_values.output)
   elif good:
     if drawn:
-      (text,) = good.values()
-      text = drawing.svg(text) if flag_values.svg else text
+      (dot,) = good.values()
+      text = drawing.svg(dot) if flag_values.svg else dot
     else:
       text = describe(good, max_rows=None if flag_values.all else _MAX_ROWS)
       text += f'\nHLO is extracted by {_IMPLEMENTATIONS[hlo.implementation()]}.\n'

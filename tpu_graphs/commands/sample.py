@@ -1,10 +1,10 @@
-"""Writes the built-in sample: small synthetic programs with planted runtimes, as npz files of
-both kinds.
+"""Writes the built-in sample as npz files: small synthetic programs with planted runtimes.
 
   python tpu_graphs/commands/sample.py --output=sample
   python pipelines/convert.py --collection=tile:synthetic --input=sample/npz --output=data/tile
 
-Nothing in it was measured; it serves to try the other commands without a download.
+The sample has programs of both kinds, tile and layout. None of its runtimes was measured; it serves
+to try the other commands without a download.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _define_flags(flag_values) -> None:
 
   flags.DEFINE_string('output', None, 'Folder to write; new or empty.', flag_values=flag_values)
   flags.DEFINE_integer(
-    'seed', 0, 'Equal seeds give equal files.', lower_bound=0, flag_values=flag_values
+    'seed', 0, 'Random seed; equal seeds give equal files.', lower_bound=0, flag_values=flag_values
   )
   flags.mark_flag_as_required('output', flag_values=flag_values)
 
@@ -31,7 +31,8 @@ def _job(flag_values, _) -> int:
   print(f'synthetic sample -> {flag_values.output}')
   for split in splits:
     print(
-      f'{split.kind}:synthetic  {split.name:5}  {split.num_modules:4} modules  {split.num_configs:6,} configs'
+      f'{split.kind}:synthetic  {split.name:5}  {split.num_modules:4} modules  '
+      f'{split.num_configs:6,} configs'
     )
   return 0
 

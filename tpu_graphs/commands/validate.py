@@ -1,11 +1,10 @@
-"""Checks dataset directories, and folders of raw files of programs, completely: every shard,
-record, count and file.
+"""Checks dataset directories, and folders of raw files of programs, completely.
 
   python tpu_graphs/commands/validate.py data/layout
   python tpu_graphs/commands/validate.py raw/npz
 
-Exit code 0 if all are sound, 1 if there is any fault. Warnings, such as equal graphs in train
-and test, are no faults.
+Every shard, record, count and file is checked. Exit code 0 means that all are sound; 1 means that
+there is a fault. Warnings, such as equal graphs in train and test, are not faults.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def _define_flags(flag_values) -> None:
   flags.DEFINE_integer(
     'num_workers',
     None,
-    'Processes. Default: one per core where the data is large.',
+    'Number of processes. Default: one per core if the data is large.',
     lower_bound=1,
     flag_values=flag_values,
   )

@@ -1,6 +1,4 @@
-"""What complete checks share: the report, what is kept of a module, and work in several
-processes.
-"""
+"""Shared parts of the complete checks: the report, the facts of a module, work in processes."""
 
 from __future__ import annotations
 
@@ -19,21 +17,22 @@ from tpu_graphs import errors
 from tpu_graphs import terminal
 from tpu_graphs.modules import module as module_lib
 
-_BYTES_WORTH_PROCESSES = 64 << 20  # Starting processes takes seconds.
+# Less data is read in this process, since starting others takes seconds.
+_BYTES_WORTH_PROCESSES = 64 << 20
 _Task = TypeVar('_Task')
 _Result = TypeVar('_Result')
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """What was found.
+  """The result of a complete check.
 
   Attributes:
-    path: of the dataset directory or of the tree.
-    title: what it is.
+    path: path of the dataset directory or of the tree.
+    title: a few words that name the kind of data at `path`.
     rows: a row per split, or per folder of a tree: column -> value.
-    faults: what is wrong.
-    warnings: what is not wrong, but should be known.
+    faults: errors that make the data wrong.
+    warnings: facts that a user should know although the data is not wrong.
   """
 
   path: str
@@ -47,37 +46,26 @@ class Report:
     return not self.faults
 
   def describe(self) -> str:
-    """A table, a line per fault and warning, and the verdict."""
+    """Returns a text for people: a table, a line per fault and warning, and the verdict."""
     lines = [f'{self.path}: {self.title}']
     if self.rows:
-      cells = [
-        list(self.rows[0]),
-        *(
-          [f'{cell:,}' if isinstance(cell, int) else cell for cell in row.values()]
-          for row in self.rows
-        ),
-      ]
+      cells = [list(self.rows[0])]
+      for row in self.rows:
+        cells.append([f'{cell:,}' if isinstance(cell, int) else cell for cell in row.values()])
       widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-      lines += [
-        '  '.join(
-          [
-            '',
-            row[0].ljust(widths[0]),
-            *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
-          ]
-        )
-        for row in cells
-      ]
-    for what, found in (('fault', self.faults), ('warning', self.warnings)):
-      lines += [f'  {what}: {" ".join(str(error).splitlines())}' for error in found]
+      for first, *others in cells:
+        numbers = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append('  '.join(['', first.ljust(widths[0]), *numbers]))
+    for label, found in (('fault', self.faults), ('warning', self.warnings)):
+      lines += [f'  {label}: {" ".join(str(error).splitlines())}' for error in found]
     verdict = terminal.plural(len(self.faults), 'fault') if self.faults else 'sound'
-    warnings = f', {terminal.plural(len(self.warnings), "warning")}' if self.warnings else ''
-    return '\n'.join([*lines, f'  {verdict}{warnings}'])
+    if self.warnings:
+      verdict += f', {terminal.plural(len(self.warnings), "warning")}'
+    lines.append(f'  {verdict}')
+    return '\n'.join(lines)
 
   def to_json(self) -> dict[str, Any]:
-    """The same as values that JSON can hold; faults and warnings have the parts of an
-    `InputError`.
-    """
+    """Returns the report as JSON values; faults and warnings have the parts of an `InputError`."""
     return {
       'path': self.path,
       'title': self.title,
@@ -90,15 +78,15 @@ class Report:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-  """What is kept of a module, or of the part of it that a record holds.
+  """The facts that are kept of a module, or of the part of a module that one record holds.
 
   Attributes:
-    module_id: its name.
+    module_id: name of the module.
     kind: 'tile' or 'layout'.
-    where: the file, and the record in it.
-    topology: `Module.topology_fingerprint`.
-    measured: whether any config is.
-    configs: their number.
+    where: the file, with the record in a shard.
+    topology: result of `Module.topology_fingerprint`.
+    measured: True if any config is measured.
+    configs: number of configs.
   """
 
   module_id: str
@@ -110,25 +98,26 @@ class Found:
 
 
 def leaks(path: str, splits: Mapping[str, Iterable[Found]]) -> Iterator[errors.InputError]:
-  """A warning for each two splits with equal graphs."""
-  names: dict[str, dict[bytes, list[str]]] = {}  # Split -> topology -> modules.
+  """Yields a warning for each pair of splits that have equal graphs."""
+  names: dict[str, dict[bytes, list[str]]] = {}  # Split -> topology -> module_ids.
   for split, modules in splits.items():
     names[split] = collections.defaultdict(list)
     for module in modules:
       names[split][module.topology].append(module.module_id)
-  for first, second in itertools.combinations(
-    [split for split in module_lib.SPLITS if split in names], 2
-  ):
-    if shared := [topology for topology in names[second] if topology in names[first]]:
-      number = sum(len(names[second][topology]) for topology in shared)
-      total = terminal.plural(sum(map(len, names[second].values())), 'module')
-      alike = f'{names[second][shared[0]][0]} like {names[first][shared[0]][0]}'
-      yield errors.InputError(
-        f'graphs of {second} occur in {first}',
-        path=path,
-        found=f'{number:,} of {total}, such as {alike}',
-        expected='graphs of its own',
-      )
+  present = [split for split in module_lib.SPLITS if split in names]
+  for first, second in itertools.combinations(present, 2):
+    shared = [topology for topology in names[second] if topology in names[first]]
+    if not shared:
+      continue
+    number = sum(len(names[second][topology]) for topology in shared)
+    total = terminal.plural(sum(map(len, names[second].values())), 'module')
+    alike = f'{names[second][shared[0]][0]} like {names[first][shared[0]][0]}'
+    yield errors.InputError(
+      f'graphs of {second} occur in {first}',
+      path=path,
+      found=f'{number:,} of {total}, such as {alike}',
+      expected='graphs of its own',
+    )
 
 
 def in_processes(
@@ -140,15 +129,15 @@ def in_processes(
   name: str,
   progress: terminal.Progress | None,
 ) -> Iterator[_Result]:
-  """`function` of each task, in order, from several processes where it pays.
+  """Yields `function(task)` for each task, in order, from several processes where that pays.
 
   Args:
-    function: what to do; it, tasks and results must be picklable.
-    tasks: for what.
-    sizes: bytes of each task.
-    num_workers: see `validate`, as is `progress`.
-    name: what the progress is called.
-    progress: shows how far it is.
+    function: a function of one task; the function, tasks and results must be picklable.
+    tasks: the arguments, one per call.
+    sizes: number of bytes of each task.
+    num_workers: number of processes; see `validation.validate`.
+    name: name shown with the progress.
+    progress: shows how many bytes are done.
 
   Raises:
     InputError: a process died.
@@ -176,10 +165,12 @@ def _from_pool(
 ) -> Iterator[_Result]:
   executor = concurrent.futures.ProcessPoolExecutor(
     num_workers,
-    mp_context=multiprocessing.get_context('spawn'),  # TensorFlow does not survive a fork.
+    # TensorFlow does not survive a fork.
+    mp_context=multiprocessing.get_context('spawn'),
+    # Workers ignore an interrupt: this process receives it and ends the work.
     initializer=signal.signal,
     initargs=(signal.SIGINT, signal.SIG_IGN),
-  )  # This process is interrupted for all.
+  )
   try:
     yield from executor.map(function, tasks)
   except futures_process.BrokenProcessPool as error:

@@ -1,4 +1,4 @@
-"""Dataset directories: opened, and found complete or refused."""
+"""Dataset directories: opens those that are complete and refuses the others."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import google_crc32c
 import tensorflow as tf
 
 from tpu_graphs import errors
+from tpu_graphs import terminal
 from tpu_graphs.dataset import manifest as manifest_lib
 from tpu_graphs.dataset import statistics as statistics_lib
 from tpu_graphs.modules import module as module_lib
@@ -23,8 +24,8 @@ class DatasetDirectory:
   """A dataset directory whose shards were found complete.
 
   Attributes:
-    path: of the directory.
-    manifest: its manifest.
+    path: path of the directory.
+    manifest: the content of `manifest.json`.
     statistics: the content of `statistics.json`; `statistics.parse` reads it.
   """
 
@@ -37,10 +38,10 @@ class DatasetDirectory:
     return self.manifest.kind
 
   def split(self, name: str) -> manifest_lib.Split:
-    """The split `name`.
+    """Returns the split `name`.
 
     Raises:
-      InputError: there is no such split.
+      InputError: the dataset has no such split.
     """
     if name not in self.manifest.splits:
       raise errors.InputError(
@@ -56,7 +57,7 @@ class DatasetDirectory:
     """Reads every shard and compares its checksum.
 
     Raises:
-      InputError: a shard is damaged; names it.
+      InputError: a shard is damaged; the error names it.
     """
     for split in self.manifest.splits.values():
       for shard in split.shards:
@@ -76,11 +77,10 @@ class DatasetDirectory:
 
 
 def open_directory(directory: str | os.PathLike[str]) -> DatasetDirectory:
-  """Opens a dataset directory, checking that each shard of its manifest is there in full length
-  and no other.
+  """Opens a dataset directory whose shards are exactly those of its manifest, in full length.
 
   Raises:
-    InputError: no dataset, or missing, extra or truncated shards; names them.
+    InputError: there is no dataset, or a shard is missing, extra or truncated; the error names it.
   """
   directory = os.fspath(directory)
   manifest = read_manifest(directory)
@@ -93,10 +93,10 @@ def open_directory(directory: str | os.PathLike[str]) -> DatasetDirectory:
 
 
 def read_manifest(directory: str) -> manifest_lib.Manifest:
-  """The manifest of a dataset directory.
+  """Reads the manifest of a dataset directory.
 
   Raises:
-    InputError: there is none, or it is damaged or of another format version.
+    InputError: there is no manifest, or it is damaged or of another format version.
   """
   path = os.path.join(directory, manifest_lib.FILE_NAME)
   if not tf.io.gfile.exists(path):
@@ -110,23 +110,20 @@ def read_manifest(directory: str) -> manifest_lib.Manifest:
 
 
 def shard_faults(directory: str, manifest: manifest_lib.Manifest) -> Iterator[errors.InputError]:
-  """What of the files in a dataset directory is missing, extra, or not as long as `manifest`
-  says, one by one.
-  """
+  """Yields an error for each shard that is missing, extra, or not as long as `manifest` says."""
   for name in module_lib.SPLITS:
     shards = manifest.splits[name].shards if name in manifest.splits else ()
     expected = {shard.name: shard.bytes for shard in shards}
     folder = os.path.join(directory, name)
-    found = {
-      f'{name}/{file}'
-      for file in (tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else ())
-    }
+    files = tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else ()
+    found = {f'{name}/{file}' for file in files}
     for shard in sorted(found ^ set(expected)):
+      is_missing = shard in expected
       yield errors.InputError(
-        'shard missing' if shard in expected else 'extra file',
+        'shard missing' if is_missing else 'extra file',
         path=os.path.join(directory, shard),
-        expected=f'the {len(expected)} shards of {manifest_lib.FILE_NAME}',
-        fix='copy or convert the dataset again' if shard in expected else 'remove it',
+        expected=f'the {terminal.plural(len(expected), "shard")} of {manifest_lib.FILE_NAME}',
+        fix='copy or convert the dataset again' if is_missing else 'remove it',
       )
     for shard in sorted(found & set(expected)):
       length = tf.io.gfile.stat(os.path.join(directory, shard)).length
@@ -141,10 +138,10 @@ def shard_faults(directory: str, manifest: manifest_lib.Manifest) -> Iterator[er
 
 
 def read_statistics(path: str, *, num_extra: int) -> dict[str, Any]:
-  """The content of a `statistics.json`, checked; see `statistics.parse`.
+  """Reads the content of a `statistics.json` and checks it with `statistics.parse`.
 
   Raises:
-    InputError: it is missing, damaged, of another format version, or of other data.
+    InputError: the file is missing, damaged, of another format version, or of other data.
   """
   with errors.in_file(path):
     try:
@@ -158,10 +155,10 @@ def read_statistics(path: str, *, num_extra: int) -> dict[str, Any]:
 
 
 def read_text(path: str) -> str:
-  """The content of a text file of a dataset or run directory.
+  """Reads a text file of a dataset or run directory.
 
   Raises:
-    InputError: it is missing, cannot be read, or is no text.
+    InputError: the file is missing, cannot be read, or is not text.
   """
   try:
     with tf.io.gfile.GFile(path) as file:
@@ -178,8 +175,12 @@ def read_text(path: str) -> str:
 
 @contextlib.contextmanager
 def damage_explained(directory: DatasetDirectory) -> Iterator[None]:
-  """Names the shard where reading fails inside the block: TensorFlow's error tells neither file
-  nor record.
+  """Names the damaged shard when reading fails inside the block.
+
+  TensorFlow's own error names neither file nor record.
+
+  Raises:
+    InputError: a shard is damaged; any other error comes through unchanged.
   """
   try:
     yield

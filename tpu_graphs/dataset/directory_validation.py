@@ -1,4 +1,4 @@
-"""The checks of `validation` on a dataset directory."""
+"""Complete checks of a dataset directory: every record, count, checksum and statistic."""
 
 from __future__ import annotations
 
@@ -25,12 +25,10 @@ from tpu_graphs.dataset import statistics as statistics_lib
 from tpu_graphs.modules import module as module_lib
 
 _BLOCK_BYTES = 16 << 20
-_GRAPH_FEATURES = (
-  'feat',
-  'extra_feat',
-)  # Those whose statistics count each module once, not each record.
-# How much statistics may differ, of the value and of the largest value in the column: sums depend
-# on their order.
+# Features whose statistics count each module once, not each record.
+_GRAPH_FEATURES = ('feat', 'extra_feat')
+# Tolerances of statistics, relative to the value and to the largest value in the column: floating
+# point sums depend on their order.
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-9
 _SIZES = ('ops', 'edges', 'config_ops', 'configs')
 _AGAIN = {'fix': 'copy or convert the dataset again'}
@@ -41,11 +39,11 @@ class _Task:
   """A shard to be read.
 
   Attributes:
-    directory: the dataset directory.
-    shard: as the manifest describes it.
-    kind: of the dataset.
-    num_extra: its number of extra features.
-    with_statistics: whether to compute statistics.
+    directory: path of the dataset directory.
+    shard: the manifest's description of the shard.
+    kind: kind of the dataset, 'tile' or 'layout'.
+    num_extra: number of columns of extra features in the dataset.
+    with_statistics: True if statistics are needed.
   """
 
   directory: str
@@ -65,11 +63,11 @@ class _Task:
 
 @dataclasses.dataclass(frozen=True)
 class _Record(checks.Found):
-  """What is kept of a record.
+  """The facts that are kept of a record.
 
   Attributes:
-    graph: a digest of all that the records of a module have in common.
-    config_ids: see `_pack`.
+    graph: digest of everything that the records of a module have in common.
+    config_ids: ids of the configs, made with `_pack`.
   """
 
   graph: bytes
@@ -78,13 +76,13 @@ class _Record(checks.Found):
 
 @dataclasses.dataclass
 class _Result:
-  """What is in one shard.
+  """The facts that are kept of one shard.
 
   Attributes:
-    faults: what is wrong with it.
-    records: what its records hold, in their order.
-    graphs: module_id -> statistics over the graph, where they are asked for.
-    configs: statistics over the configs of all records, where they are asked for and there is
+    faults: errors in the shard.
+    records: facts of the shard's records, in their order.
+    graphs: module_id -> statistics over the graph, if the task needs statistics.
+    configs: statistics over the configs of all records, if the task needs statistics and there is
       any record.
   """
 
@@ -96,13 +94,13 @@ class _Result:
 
 @dataclasses.dataclass
 class _Totals:
-  """What the shards of a split hold together.
+  """The facts of all shards of a split together.
 
   Attributes:
-    modules: module_id -> what its records hold together.
+    modules: module_id -> facts of all records of the module together.
     records: number of records.
-    graphs: statistics over the graph of each module, where they are asked for.
-    configs: statistics over the configs, where they are asked for.
+    graphs: statistics over the graphs, each module once, if the tasks need statistics.
+    configs: statistics over the configs, if the tasks need statistics.
   """
 
   modules: dict[str, _Record] = dataclasses.field(default_factory=dict)
@@ -111,7 +109,7 @@ class _Totals:
   configs: statistics_lib.Statistics | None = None
 
   def add(self, result: _Result, path: str) -> Iterator[errors.InputError]:
-    """Adds a shard; yields what is wrong between its records and those before."""
+    """Adds a shard; yields the errors between its records and the records before."""
     new = [part for module_id, part in result.graphs.items() if module_id not in self.modules]
     self.graphs = _merge(self.graphs, *new)
     self.configs = _merge(self.configs, result.configs)
@@ -130,7 +128,8 @@ class _Totals:
           expected='the same graph',
         )
       ids, more = _unpack(known.config_ids), _unpack(record.config_ids)
-      if (common := np.intersect1d(ids, more)).size:
+      common = np.intersect1d(ids, more)
+      if common.size:
         yield errors.InputError(
           'config occurs twice',
           path=path,
@@ -146,7 +145,7 @@ class _Totals:
       )
 
   def statistics(self) -> statistics_lib.Statistics:
-    """Statistics over the whole split."""
+    """Returns the statistics over the whole split."""
     parts = [part for part in (self.graphs, self.configs) if part]
     return statistics_lib.Statistics(
       {name: moments for part in parts for name, moments in part.plain.items()},
@@ -154,22 +153,18 @@ class _Totals:
     )
 
 
-def _merge(*parts: statistics_lib.Statistics | None) -> statistics_lib.Statistics | None:
-  return statistics_lib.merge_all(part for part in parts if part)
-
-
-def _pack(values: np.ndarray) -> bytes:
-  """Distinct int64 values in little room: those of a module that is one record are a range."""
-  return zlib.compress(np.diff(np.sort(values), prepend=0).tobytes(), 1)
-
-
-def _unpack(packed: bytes) -> np.ndarray:
-  return np.cumsum(np.frombuffer(zlib.decompress(packed), np.int64))
-
-
 def validate_directory(path: str, read: Callable[..., Iterator[_Result]]) -> checks.Report:
-  """Checks a dataset directory; `read` is `checks.in_processes` with its options."""
-  import tensorflow as tf  # These here, so that other processes need not load TensorFlow.
+  """Checks a dataset directory.
+
+  Args:
+    path: path of the directory, on any file system that TensorFlow reads.
+    read: `checks.in_processes` with its options.
+
+  Raises:
+    InputError: a worker process died.
+  """
+  # Both are imported here, so that worker processes need not load TensorFlow.
+  import tensorflow as tf
 
   from tpu_graphs.dataset import directory as directory_lib
 
@@ -177,11 +172,11 @@ def validate_directory(path: str, read: Callable[..., Iterator[_Result]]) -> che
     manifest = directory_lib.read_manifest(path)
   except errors.InputError as error:
     return checks.Report(path, 'dataset directory', (), (error,))
-  num_extra, content = manifest.choices.num_extra, None
+  num_extra = manifest.choices.num_extra
   faults = list(directory_lib.shard_faults(path, manifest))
-  unfit = {
-    fault.path for fault in faults
-  }  # Shards whose records need not be those that were counted.
+  # Shards with a fault: their records may differ from the records that the manifest counts.
+  unfit = {fault.path for fault in faults}
+  content = None
   try:
     content = directory_lib.read_statistics(
       os.path.join(path, manifest_lib.STATISTICS_NAME), num_extra=num_extra
@@ -190,12 +185,13 @@ def validate_directory(path: str, read: Callable[..., Iterator[_Result]]) -> che
     faults.append(error)
   for check in (_schema_faults, _rejected_faults):
     faults += check(path, manifest, directory_lib.read_text)
-  tasks = [
-    _Task(path, shard, manifest.kind, num_extra, split == 'train' and content is not None)
-    for split, counts in manifest.splits.items()
-    for shard in counts.shards
-  ]
-  tasks = [task for task in tasks if tf.io.gfile.exists(task.path)]
+  tasks = []
+  for split, counts in manifest.splits.items():
+    with_statistics = split == 'train' and content is not None
+    for shard in counts.shards:
+      task = _Task(path, shard, manifest.kind, num_extra, with_statistics)
+      if tf.io.gfile.exists(task.path):
+        tasks.append(task)
   totals = {split: _Totals() for split in manifest.splits}
   results = read(_read_shard, tasks, [task.shard.bytes for task in tasks])
   for task, result in zip(tasks, results, strict=True):
@@ -203,10 +199,12 @@ def validate_directory(path: str, read: Callable[..., Iterator[_Result]]) -> che
     unfit |= {fault.path for fault in in_shard}
     faults += in_shard
   for split, counts in manifest.splits.items():
-    if unfit.isdisjoint(os.path.join(path, shard.name) for shard in counts.shards):
-      faults += _split_faults(os.path.join(path, split), counts, totals[split])
-      if content is not None and split == 'train':
-        faults += _statistics_faults(path, content, totals[split].statistics())
+    shard_paths = [os.path.join(path, shard.name) for shard in counts.shards]
+    if not unfit.isdisjoint(shard_paths):
+      continue
+    faults += _split_faults(os.path.join(path, split), counts, totals[split])
+    if content is not None and split == 'train':
+      faults += _statistics_faults(path, content, totals[split].statistics())
   rows: list[Mapping[str, str | int]] = [
     {
       'split': split,
@@ -220,13 +218,71 @@ def validate_directory(path: str, read: Callable[..., Iterator[_Result]]) -> che
     for split, total in totals.items()
   ]
   leaks = checks.leaks(path, {split: total.modules.values() for split, total in totals.items()})
-  return checks.Report(
-    path, f'dataset directory of {manifest.collection}', tuple(rows), tuple(faults), tuple(leaks)
-  )
+  title = f'dataset directory of {manifest.collection}'
+  return checks.Report(path, title, tuple(rows), tuple(faults), tuple(leaks))
+
+
+def _schema_faults(
+  path: str, manifest: manifest_lib.Manifest, read_text: Callable[[str], str]
+) -> Iterator[errors.InputError]:
+  """Yields an error if the schema of the directory does not match the records."""
+  file = os.path.join(path, manifest_lib.SCHEMA_NAME)
+  num_extra = manifest.choices.num_extra
+  try:
+    text = read_text(file)
+  except errors.InputError as error:
+    yield error
+    return
+  if text == schema.text(manifest.kind, num_extra=num_extra):
+    return
+  # The parsed schemas are compared too: a text that differs in comments only is right.
+  from google.protobuf import text_format
+
+  from tpu_graphs.compat import tfgnn
+
+  expected = schema.graph_schema(manifest.kind, num_extra=num_extra)
+  try:
+    found = text_format.Parse(text, tfgnn.GraphSchema())
+  except text_format.ParseError as error:
+    yield errors.InputError('damaged schema', path=file, found=error, **_AGAIN)
+    return
+  if found != expected:
+    lines = itertools.zip_longest(
+      str(found).splitlines(), str(expected).splitlines(), fillvalue='the end'
+    )
+    have, want = next(pair for pair in lines if pair[0] != pair[1])
+    yield errors.InputError(
+      'schema does not match the records',
+      path=file,
+      found=have.strip(),
+      expected=want.strip(),
+      **_AGAIN,
+    )
+
+
+def _rejected_faults(
+  path: str, manifest: manifest_lib.Manifest, read_text: Callable[[str], str]
+) -> Iterator[errors.InputError]:
+  """Yields an error for each reason that the list of rejected inputs counts wrongly."""
+  file = os.path.join(path, manifest_lib.REJECTED_NAME)
+  try:
+    reasons = collections.Counter(
+      json.loads(line)['reason'] for line in read_text(file).split('\n') if line
+    )
+  except errors.InputError as error:
+    yield error
+    return
+  except (ValueError, TypeError, KeyError) as error:
+    yield errors.InputError('damaged list', path=file, found=error, **_AGAIN)
+    return
+  for reason in sorted(reasons.keys() | manifest.rejected_inputs.keys()):
+    expected = manifest.rejected_inputs.get(reason, 0)
+    if reasons[reason] != expected:
+      yield _wrong_count(file, reason, reasons[reason], expected)
 
 
 class _Checksummed:
-  """A file whose checksum is computed as it is read."""
+  """A file whose checksum is computed while the file is read."""
 
   def __init__(self, file: BinaryIO):
     self._file = file
@@ -242,6 +298,7 @@ class _Checksummed:
 
 
 def _open(path: str) -> BinaryIO:
+  """Opens a file for reading, without TensorFlow where the file is local."""
   if '://' not in path:
     return open(path, 'rb')
   import tensorflow as tf
@@ -259,15 +316,8 @@ def _read_shard(task: _Task) -> _Result:
       if isinstance(item, errors.InputError):
         result.faults.append(item)
         continue
-      sizes.append(
-        dict(
-          zip(
-            _SIZES,
-            (item.num_ops, item.num_edges, item.num_config_ops, item.num_configs),
-            strict=True,
-          )
-        )
-      )
+      numbers = (item.num_ops, item.num_edges, item.num_config_ops, item.num_configs)
+      sizes.append(dict(zip(_SIZES, numbers, strict=True)))
       result.records.append(
         _Record(
           module_id=item.module_id,
@@ -284,9 +334,11 @@ def _read_shard(task: _Task) -> _Result:
         graph, configs = _statistics(item)
         result.graphs.setdefault(item.module_id, graph)
         result.configs = _merge(result.configs, configs)
-    while file.read(_BLOCK_BYTES):  # What follows a record that is damaged.
+    # Data may follow a damaged record; the checksum covers the whole file.
+    while file.read(_BLOCK_BYTES):
       pass
-    if file.tell() == task.shard.bytes:  # Another size is told already, and explains the rest.
+    # A file of another size is a fault of its own, which explains wrong counts and checksums.
+    if file.tell() == task.shard.bytes:
       if not result.faults:
         result.faults += _count_faults(task, sizes)
       if f'{file.checksum:08x}' != task.shard.crc32c:
@@ -303,8 +355,9 @@ def _read_shard(task: _Task) -> _Result:
 
 
 def _decoded(file: BinaryIO, task: _Task) -> Iterator[module_lib.Module | errors.InputError]:
-  """For each record its module, or what is wrong with it; the last where the next record cannot
-  be found.
+  """Yields for each record its module, or the error in the record.
+
+  An error that hides where the next record begins is the last item.
   """
   for number in itertools.count():
     try:
@@ -332,11 +385,14 @@ def _decoded(file: BinaryIO, task: _Task) -> Iterator[module_lib.Module | errors
 
 
 def _located(error: errors.InputError, path: str, where: str) -> errors.InputError:
-  error.path, error.where = path, ': '.join(part for part in (where, error.where) if part)
+  """Returns `error` with the path and with `where` before its own place."""
+  error.path = path
+  error.where = ': '.join(part for part in (where, error.where) if part)
   return error
 
 
 def _graph_digest(module: module_lib.Module) -> bytes:
+  """Returns a digest of all that the records of a module repeat."""
   digest = hashlib.blake2b(digest_size=16)
   for array in (
     module.node_opcode,
@@ -354,24 +410,40 @@ def _graph_digest(module: module_lib.Module) -> bytes:
 def _statistics(
   module: module_lib.Module,
 ) -> tuple[statistics_lib.Statistics, statistics_lib.Statistics]:
-  """Statistics over the graph, which each record of a module repeats, and over the configs of
-  one record.
-  """
+  """Returns the statistics over the graph, which each record repeats, and over the configs."""
   whole = statistics_lib.Statistics.of(module)
+  graph_names = [name for name in whole.plain if name in _GRAPH_FEATURES]
+  config_names = [name for name in whole.plain if name not in _GRAPH_FEATURES]
 
-  def of(graph: bool) -> statistics_lib.Statistics:
+  def of(names: Sequence[str]) -> statistics_lib.Statistics:
     return statistics_lib.Statistics(
-      *(
-        {name: moments for name, moments in part.items() if (name in _GRAPH_FEATURES) == graph}
-        for part in (whole.plain, whole.log)
-      )
+      {name: whole.plain[name] for name in names}, {name: whole.log[name] for name in names}
     )
 
-  return of(True), of(False)
+  return of(graph_names), of(config_names)
+
+
+def _merge(*parts: statistics_lib.Statistics | None) -> statistics_lib.Statistics | None:
+  return statistics_lib.merge_all(part for part in parts if part)
+
+
+def _pack(values: np.ndarray) -> bytes:
+  """Packs distinct int64 values: the ids of a module in one record are a range, hence small."""
+  return zlib.compress(np.diff(np.sort(values), prepend=0).tobytes(), 1)
+
+
+def _unpack(packed: bytes) -> np.ndarray:
+  """Returns the int64 values that `_pack` has packed, ascending."""
+  return np.cumsum(np.frombuffer(zlib.decompress(packed), np.int64))
 
 
 def _count_faults(task: _Task, sizes: Sequence[Mapping[str, int]]) -> Iterator[errors.InputError]:
-  """What the manifest says wrongly of the records of a sound shard, whose `sizes` these are."""
+  """Yields an error for each wrong count of a sound shard in the manifest.
+
+  Args:
+    task: the shard.
+    sizes: one of `_SIZES` -> number, for each record of the shard.
+  """
   shard = task.shard
   counts = [
     ('records', len(sizes), shard.records),
@@ -391,15 +463,17 @@ def _count_faults(task: _Task, sizes: Sequence[Mapping[str, int]]) -> Iterator[e
 def _split_faults(
   path: str, counts: manifest_lib.Split, total: _Totals
 ) -> Iterator[errors.InputError]:
-  """What the manifest says wrongly of the modules of a split."""
+  """Yields an error for each wrong count of a split's modules in the manifest."""
   modules = total.modules.values()
-  for name, found in (
-    ('modules', len(modules)),
-    ('measured', sum(module.measured for module in modules)),
-    ('without_configs', sum(not module.configs for module in modules)),
-  ):
-    if found != getattr(counts, name):
-      yield _wrong_count(path, name, found, getattr(counts, name))
+  found = {
+    'modules': len(modules),
+    'measured': sum(module.measured for module in modules),
+    'without_configs': sum(not module.configs for module in modules),
+  }
+  for name, count in found.items():
+    expected = getattr(counts, name)
+    if count != expected:
+      yield _wrong_count(path, name, count, expected)
 
 
 def _wrong_count(path: str, name: str, found: int, expected: int) -> errors.InputError:
@@ -413,67 +487,16 @@ def _wrong_count(path: str, name: str, found: int, expected: int) -> errors.Inpu
   )
 
 
-def _schema_faults(
-  path: str, manifest: manifest_lib.Manifest, read_text: Callable[[str], str]
-) -> Iterator[errors.InputError]:
-  """Whether the schema is that of the records."""
-  file, num_extra = os.path.join(path, manifest_lib.SCHEMA_NAME), manifest.choices.num_extra
-  try:
-    text = read_text(file)
-  except errors.InputError as error:
-    yield error
-    return
-  if text == schema.text(manifest.kind, num_extra=num_extra):
-    return
-  from google.protobuf import text_format  # Only comments may differ.
-
-  from tpu_graphs.compat import tfgnn
-
-  expected = schema.graph_schema(manifest.kind, num_extra=num_extra)
-  try:
-    found = text_format.Parse(text, tfgnn.GraphSchema())
-  except text_format.ParseError as error:
-    yield errors.InputError('damaged schema', path=file, found=error, **_AGAIN)
-    return
-  if found != expected:
-    lines = itertools.zip_longest(
-      str(found).splitlines(), str(expected).splitlines(), fillvalue='the end'
-    )
-    have, want = next(pair for pair in lines if pair[0] != pair[1])
-    yield errors.InputError(
-      'schema is not that of the records',
-      path=file,
-      found=have.strip(),
-      expected=want.strip(),
-      **_AGAIN,
-    )
-
-
-def _rejected_faults(
-  path: str, manifest: manifest_lib.Manifest, read_text: Callable[[str], str]
-) -> Iterator[errors.InputError]:
-  """Whether the list of inputs that were not used is as long as the manifest says."""
-  file = os.path.join(path, manifest_lib.REJECTED_NAME)
-  try:
-    reasons = collections.Counter(
-      json.loads(line)['reason'] for line in read_text(file).split('\n') if line
-    )
-  except errors.InputError as error:
-    yield error
-    return
-  except (ValueError, TypeError, KeyError) as error:
-    yield errors.InputError('damaged list', path=file, found=error, **_AGAIN)
-    return
-  for reason in sorted(reasons.keys() | manifest.rejected_inputs.keys()):
-    expected = manifest.rejected_inputs.get(reason, 0)
-    if reasons[reason] != expected:
-      yield _wrong_count(file, reason, reasons[reason], expected)
-
-
 def _statistics_faults(
   path: str, content: Mapping[str, Any], computed: statistics_lib.Statistics
 ) -> Iterator[errors.InputError]:
-  """What `statistics.json` says other than the records; of each feature the first difference."""
+  """Yields the first difference of each feature between `statistics.json` and the records.
+
+  Args:
+    path: path of the dataset directory.
+    content: the content of `statistics.json`.
+    computed: the statistics of the records.
+  """
   file = os.path.join(path, manifest_lib.STATISTICS_NAME)
   found, expected = content['features'], computed.to_json()['features']
   for name in sorted(found.keys() | expected.keys()):
@@ -484,8 +507,8 @@ def _statistics_faults(
         where=name,
         **_AGAIN,
       )
-    elif difference := next(_differences(found[name], expected[name]), None):
-      where, have, want = difference
+      continue
+    for where, have, want in itertools.islice(_differences(found[name], expected[name]), 1):
       yield errors.InputError(
         'statistics differ from the records',
         path=file,
@@ -499,7 +522,7 @@ def _statistics_faults(
 def _differences(
   found: Mapping[str, Any], expected: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, Any]]:
-  """Where the statistics of one feature differ, and the values found and expected there."""
+  """Yields each place where the statistics of one feature differ, the value found and expected."""
   for key in ('count', 'constant'):
     if found.get(key) != expected[key]:
       yield key, found.get(key), expected[key]

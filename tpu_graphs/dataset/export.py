@@ -1,10 +1,9 @@
-"""Dataset directories -> files that other programs read: npz files as published, or PyTorch
-Geometric `Data` objects.
+"""Exports dataset directories: npz files as published, or PyTorch Geometric `Data` objects.
 
 ```
-OUT/npz/layout/xla/random/train/NAME.npz    a file per module, named by its module_id
-OUT/npz/layout/xla/random/train/index.json  what the files are
-OUT/pyg/layout/xla/random/train/NAME.pt     the same as `Data` objects
+OUT/npz/layout/xla/random/train/NAME.npz    a file per module, with the module_id as its name
+OUT/npz/layout/xla/random/train/index.json  a description of the files
+OUT/pyg/layout/xla/random/train/NAME.pt     the same modules as `Data` objects
 ```
 """
 
@@ -34,19 +33,20 @@ if TYPE_CHECKING:
   import torch_geometric
 
   from tpu_graphs.dataset import directory as directory_lib
+
 INDEX_NAME = 'index.json'
-FORMAT_VERSION = 1  # Of the index.
-_Place = tuple[str, int]  # Path of a shard, and the position in it where a record begins.
+FORMAT_VERSION = 1  # Version of the index's format.
+_Place = tuple[str, int]  # Path of a shard, and the byte in it where a record begins.
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-  """What was written of one split.
+  """A summary of the files written for one split.
 
   Attributes:
     name: 'train', 'valid' or 'test'.
-    folder: where the files lie.
-    modules: number of modules, and so of files beside the index.
+    folder: path of the folder with the files.
+    modules: number of modules, which is the number of files beside the index.
     configs: number of configs over all modules.
     bytes: size of the modules' files.
   """
@@ -60,12 +60,12 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-  """What was written of a dataset directory.
+  """A summary of the files written for a dataset directory.
 
   Attributes:
-    collection: of the dataset, such as 'layout:xla:random'.
-    splits: in the order of `manifest.SPLITS`.
-    left_out: what of the dataset these files cannot hold, a sentence each.
+    collection: collection of the dataset, such as 'layout:xla:random'.
+    splits: the splits written, in the order of the manifest.
+    left_out: a sentence for each part of the dataset that the files cannot hold.
   """
 
   collection: str
@@ -74,20 +74,21 @@ class Exported:
 
 
 def to_data(module: module_lib.Module) -> torch_geometric.data.Data:
-  """A module as PyTorch Geometric's `Data`, with these tensors (sizes as in `Module`) beside the
-  string `module_id`.
+  """Returns a module as PyTorch Geometric's `Data`.
 
-  x: float32 [N, 140], `node_feat`.
-  op_code: int64 [N], `node_opcode`.
-  edge_index: int64 [2, E], rows producer and consumer: messages flow with the data of the program.
-  computation: int64 [N].
-  extra_feat: float32 [N, K], only if K > 0.
-  y: int64 [C], `config_runtime` in ns, lower is better; -1 where not measured.
-  config_id: int64 [C].
-  config_feat, config_runtime_normalizers: float32 [C, 24], int64 [C], tile only.
-  node_config_feat: int8 [C, NC, 18], layout only.
-  node_config_index: int64 [NC], layout only, `node_config_ids`; PyG adds offsets to what is
-  named "index" in a batch.
+  `Data` holds the string `module_id` and these tensors (sizes as in `Module`):
+
+  - x: float32 [N, 140], `node_feat`.
+  - op_code: int64 [N], `node_opcode`.
+  - edge_index: int64 [2, E], rows producer and consumer: messages flow with the program's data.
+  - computation: int64 [N].
+  - extra_feat: float32 [N, K], only if K > 0.
+  - y: int64 [C], `config_runtime` in ns, lower is better; -1 where not measured.
+  - config_id: int64 [C].
+  - config_feat, config_runtime_normalizers: float32 [C, 24] and int64 [C], tile only.
+  - node_config_feat: int8 [C, NC, 18], layout only.
+  - node_config_index: int64 [NC], layout only, `node_config_ids`; in a batch, PyG adds offsets to
+    tensors with "index" in their names.
 
   Raises:
     ImportError: torch or torch_geometric is missing.
@@ -117,21 +118,21 @@ def to_data(module: module_lib.Module) -> torch_geometric.data.Data:
 
 
 def save_pyg(stream: streams.ConfigStream, path: str | os.PathLike[str]) -> None:
-  """Writes `to_data` of the whole module by `torch.save`."""
+  """Writes `to_data` of the whole module with `torch.save`."""
   import torch
 
+  # Given a file, torch.save reports a full disk as a RuntimeError without a reason.
   content = io.BytesIO()
-  torch.save(
-    to_data(stream.load()), content
-  )  # Into a file, it tells a full disk as a RuntimeError without a reason.
+  torch.save(to_data(stream.load()), content)
   with open(path, 'wb') as file:
     file.write(content.getbuffer())
 
 
+# Form -> suffix and writer of a module's file.
 _FORMS = {
   'npz': ('.npz', npz.save_stream),
   'pyg': ('.pt', save_pyg),
-}  # Form -> suffix and writer of a module's file.
+}
 FORMS = tuple(_FORMS)
 
 
@@ -143,25 +144,27 @@ def export(
   split: str | None = None,
   overwrite: bool = False,
 ) -> Exported:
-  """Writes a dataset directory as a file per module, below OUTPUT/FORM and a folder per part of
-  the collection's name.
+  """Writes a dataset directory as a file per module.
 
-  All records are read twice, to find those of each module and then module by module. In memory
-  are the configs of one record or block, for pyg those of one module. The folders of the splits
-  appear when all of them are complete.
+  The files lie below OUTPUT/FORM, with a folder per part of the collection's name.
+
+  All records are read twice: once to find the records of each module, then module by module.
+  Memory holds the configs of one record or block; for pyg, the configs of one module. The folders
+  of the splits appear when all of them are complete.
 
   Args:
-    data: a dataset directory, on any file system that TensorFlow reads.
-    output: a local folder. Others than those that are written here may lie in it.
+    data: path of a dataset directory, on any file system that TensorFlow reads.
+    output: path of a local folder, which may also hold folders of other exports.
     form: one of `FORMS`.
-    split: 'train', 'valid' or 'test'; None takes all that there are.
-    overwrite: replace folders of an earlier export, of the splits that are written.
+    split: 'train', 'valid' or 'test'; None takes all splits of the dataset.
+    overwrite: True replaces the folders that an earlier export wrote for the same splits.
 
   Raises:
     InputError: the dataset is damaged or has no such split, the output exists or cannot be
-      written, a module's name is no file name, or PyTorch Geometric is not installed.
+      written, a module's name is not a file name, or PyTorch Geometric is not installed.
   """
-  from tpu_graphs.dataset import directory as directory_lib  # Here, since it loads TensorFlow.
+  # This import loads TensorFlow, which other uses of this module do not need.
+  from tpu_graphs.dataset import directory as directory_lib
 
   if form not in FORMS:
     raise errors.InputError('unknown form', found=repr(form), expected=' or '.join(FORMS))
@@ -169,7 +172,7 @@ def export(
     _check_pyg()
   if not os.fspath(output) or '://' in os.fspath(output):
     raise errors.InputError(
-      'output is no local folder',
+      'output is not a local folder',
       found=repr(os.fspath(output)),
       expected='a path without ://',
       fix='export to a local folder and copy it from there',
@@ -177,9 +180,8 @@ def export(
   directory = directory_lib.open_directory(data)
   root = pathlib.Path(output)
   collection = directory.manifest.collection
-  parent = root.joinpath(
-    form, *(_check_file_name(part, 'collection') for part in collection.split(':'))
-  )
+  folders = [_check_file_name(part, 'collection') for part in collection.split(':')]
+  parent = root.joinpath(form, *folders)
   names = [split] if split else list(directory.manifest.splits)
   for name in names:
     _check_target(parent / name, overwrite)
@@ -193,18 +195,18 @@ def export(
       if (parent / name).exists():
         os.replace(parent / name, old / name)
       os.replace(new / name, parent / name)
-  return Exported(
-    collection,
-    tuple(dataclasses.replace(part, folder=str(parent / part.name)) for part in splits),
-    tuple(_left_out(directory.manifest.choices)) if form == 'npz' else (),
-  )
+  moved = [dataclasses.replace(part, folder=str(parent / part.name)) for part in splits]
+  left_out = tuple(_left_out(directory.manifest.choices)) if form == 'npz' else ()
+  return Exported(collection, tuple(moved), left_out)
 
 
 def _check_pyg() -> None:
+  """Refuses to start where PyTorch Geometric cannot be loaded."""
   try:
     for name in ('torch', 'torch_geometric.data'):
       importlib.import_module(name)
-  except (ImportError, OSError) as error:  # The latter where a library of torch's own is missing.
+  # OSError is raised where one of torch's own libraries is missing.
+  except (ImportError, OSError) as error:
     raise errors.InputError(
       'PyTorch Geometric cannot be loaded',
       found=error,
@@ -214,9 +216,10 @@ def _check_pyg() -> None:
 
 
 def _check_file_name(name: str, where: str) -> str:
+  """Returns `name` if a file can have it, and refuses it otherwise."""
   if name in ('', '.', '..') or '/' in name or '\0' in name:
     raise errors.InputError(
-      'name cannot be that of a file',
+      'name cannot be a file name',
       where=where,
       found=repr(name),
       expected='a name without /',
@@ -226,8 +229,9 @@ def _check_file_name(name: str, where: str) -> str:
 
 
 def _check_target(folder: pathlib.Path, overwrite: bool) -> None:
-  """Refuses a folder with anything in it but what an export to be overwritten has written, as
-  its index tells.
+  """Refuses a folder that holds anything but the files of an export that may be overwritten.
+
+  The index in the folder names the files of the export.
   """
   if not os.path.lexists(folder):
     return
@@ -239,13 +243,12 @@ def _check_target(folder: pathlib.Path, overwrite: bool) -> None:
     ) from error
   own = set()
   with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-    own = {
-      INDEX_NAME,
-      *(row['file'] for row in json.loads((folder / INDEX_NAME).read_text('utf-8'))['modules']),
-    }
-  if foreign := found - own:
+    index = json.loads((folder / INDEX_NAME).read_text('utf-8'))
+    own = {row['file'] for row in index['modules']} | {INDEX_NAME}
+  foreign = found - own
+  if foreign:
     raise errors.InputError(
-      'output exists and is no export',
+      'output exists and is not an export',
       path=str(folder),
       found=min(foreign),
       expected='no folder or an empty one',
@@ -263,8 +266,9 @@ def _check_target(folder: pathlib.Path, overwrite: bool) -> None:
 
 @contextlib.contextmanager
 def _unfinished(root: pathlib.Path) -> Iterator[pathlib.Path]:
-  """A temporary folder in `root`, which is made where it is missing, and removed again if
-  nothing is put there.
+  """Yields a temporary folder in `root`, and makes `root` if it is missing.
+
+  A new `root` is removed again if nothing was moved into it.
   """
   is_new = not root.exists()
   try:
@@ -286,6 +290,7 @@ def _unfinished(root: pathlib.Path) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def _open_shard(path: str) -> Iterator[BinaryIO]:
+  """Opens a shard for reading; errors inside the block name it."""
   import tensorflow as tf
 
   with errors.in_file(path):
@@ -297,7 +302,7 @@ def _open_shard(path: str) -> Iterator[BinaryIO]:
 
 
 def _find_records(directory: directory_lib.DatasetDirectory, split: str) -> dict[str, list[_Place]]:
-  """`module_id` -> where its records are; every checksum is checked."""
+  """Returns `module_id` -> places of the module's records; checks the checksum of each record."""
   places: dict[str, list[_Place]] = {}
   for shard in directory.split(split).shards:
     path = os.path.join(directory.path, shard.name)
@@ -344,7 +349,8 @@ def _write_split(
   (folder / INDEX_NAME).write_text(
     json.dumps(index, indent=1, ensure_ascii=False) + '\n', encoding='utf-8'
   )
-  return Split(name, str(folder), len(rows), sum(row['configs'] for row in rows.values()), size)
+  num_configs = sum(row['configs'] for row in rows.values())
+  return Split(name, str(folder), len(rows), num_configs, size)
 
 
 def _write_module(
@@ -353,7 +359,7 @@ def _write_module(
   path: pathlib.Path,
   save: Callable[[streams.ConfigStream, pathlib.Path], None],
 ) -> dict[str, Any]:
-  """Writes the module whose records are at `places`; returns what the index says of it."""
+  """Writes the module whose records are at `places`; returns its row of the index."""
   with contextlib.ExitStack() as stack:
     with errors.in_file(places[-1][0]):
       stream = stack.enter_context(streams.merged(_read_records(places, num_extra)))
@@ -369,6 +375,7 @@ def _write_module(
 
 
 def _read_records(places: Sequence[_Place], num_extra: int) -> Iterator[module_lib.Module]:
+  """Yields the module in each record at `places`."""
   for shard, start in places:
     with _open_shard(shard) as file:
       file.seek(start)
@@ -376,14 +383,14 @@ def _read_records(places: Sequence[_Place], num_extra: int) -> Iterator[module_l
 
 
 def _left_out(choices: feature_choices.FeatureChoices) -> Iterator[str]:
-  """What npz files do not tell of modules with the feature choices `choices`."""
+  """Yields a sentence for each effect of `choices` that npz files do not hold."""
   if choices.layout_padding:
     yield (
       f'layouts are padded with 0 as published, not with {choices.layout_padding}; '
-      f'convert --layout_padding={choices.layout_padding} pads them so again'
+      f'convert --layout_padding={choices.layout_padding} restores this padding'
     )
   for extra in choices.extra:
     yield (
-      f'extra features {extra.name} ({", ".join(extra.columns)}); convert --extra_features={extra.source} '
-      'computes them again, unless they need HLO'
+      f'extra features {extra.name} ({", ".join(extra.columns)}); '
+      f'convert --extra_features={extra.source} computes them again, unless they need HLO'
     )

@@ -1,5 +1,6 @@
-"""`manifest.json`: what a dataset directory holds. It is written last, so a directory without it
-is no dataset.
+"""`manifest.json`: the description of a dataset directory.
+
+It is written last, so a directory without it is not a dataset.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ class Shard:
   Attributes:
     name: path below the dataset directory, such as 'train/part-00000-of-00016.tfrecord'.
     records: number of records.
-    modules: number of modules whose first record lies here.
-    measured: those of them that have any measured config.
-    without_configs: those of them that have no config at all.
+    modules: number of modules whose first record lies in this file.
+    measured: number of these modules with any measured config.
+    without_configs: number of these modules without any config.
     configs: number of configs over the records.
     bytes: size of the file.
     crc32c: checksum of the file, eight hex digits.
-    max_sizes: 'ops', 'edges', 'config_ops', 'configs' -> the largest of any record.
-    total_sizes: the same names -> sum over the records.
+    max_sizes: 'ops', 'edges', 'config_ops', 'configs' -> the largest number in any record.
+    total_sizes: the same names -> the sum over the records.
   """
 
   name: str
@@ -52,8 +53,9 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-  """All shards of a split, with the sums (and, for `max_sizes`, maxima) of their fields; see
-  `Shard`.
+  """All shards of a split, with the sums of their fields and the maxima of `max_sizes`.
+
+  The fields have the same names as in `Shard`.
   """
 
   records: int
@@ -68,6 +70,7 @@ class Split:
 
   @classmethod
   def of(cls, shards: Iterable[Shard]) -> Split:
+    """Returns the split that consists of `shards`, at least one."""
     shards = tuple(sorted(shards, key=lambda shard: shard.name))
     sums = {
       name: sum(getattr(shard, name) for shard in shards)
@@ -87,25 +90,29 @@ class Manifest:
   """Content of `manifest.json`.
 
   Attributes:
-    collection: such as 'tile:xla'.
+    collection: name of the collection, such as 'tile:xla'.
     kind: 'tile' or 'layout'.
     options: the options of the conversion that decide its result; see also `choices`.
     splits: the splits that hold any record.
-    rejected_inputs: reason -> inputs that could not be used; each is a line of `rejected.jsonl`.
-    skipped_modules: reason -> modules that the selection rules of their file format leave out.
-    dropped_runs: reason -> runs that are not measurements and so are not among the configs.
-    source: number of input files, their bytes, and a fingerprint of their contents that depends
-      on no order.
+    rejected_inputs: reason -> number of inputs that could not be used; each input is a line of
+      `rejected.jsonl`.
+    skipped_modules: reason -> number of modules that the selection rules of their file format
+      leave out.
+    dropped_runs: reason -> number of runs that are not measurements and so are not among the
+      configs.
+    source: number of input files, their bytes, and a fingerprint of their contents that does not
+      depend on their order.
     unknown_opcodes: opcodes that `features.opcodes` lacks -> number of ops, most frequent first,
       at most `MAX_UNKNOWN_OPCODES`.
-    deduplicated_configs: number of configs left out because another one of the module has the
+    deduplicated_configs: number of configs left out because another config of the module has the
       same features.
-    sampled_out_configs: number of configs left out by a sample.
-    removed_ops: number of ops that the reduction of graphs has left out, less those that stand
+    sampled_out_configs: number of configs left out by sampling.
+    removed_ops: number of ops that the reduction of graphs has left out, less the ops that stand
       for others.
-    removed_edges: the same of edges.
-    format_version: of this file and the directory. Fields that came later and are missing have
-      their defaults.
+    removed_edges: number of edges that the reduction has left out, less the edges that stand for
+      others.
+    format_version: version of the format of this file and the directory. Fields that were added
+      later and are missing have their defaults.
   """
 
   collection: str
@@ -125,18 +132,19 @@ class Manifest:
 
   @property
   def choices(self) -> feature_choices.FeatureChoices:
-    """How the features of ops were made."""
+    """The choices with which the features of ops were made."""
     return feature_choices.FeatureChoices.from_json(self.options)
 
   def dumps(self) -> str:
+    """Returns the content of `manifest.json`."""
     return json.dumps(dataclasses.asdict(self), indent=1) + '\n'
 
 
 def loads(text: str, *, path: str) -> Manifest:
-  """Parses the content of `manifest.json`; `path` serves in errors.
+  """Parses the content of `manifest.json`; errors name `path`.
 
   Raises:
-    InputError: it is damaged or of another format version.
+    InputError: the content is damaged or of another format version.
   """
   with errors.in_file(path):
     try:
@@ -150,14 +158,14 @@ def loads(text: str, *, path: str) -> Manifest:
           expected=FORMAT_VERSION,
           fix='convert the data again with this version',
         )
-      splits = {
-        name: Split(**{**split, 'shards': tuple(Shard(**shard) for shard in split['shards'])})
-        for name, split in content.pop('splits').items()
-      }
+      splits = {}
+      for name, fields in content.pop('splits').items():
+        shards = tuple(Shard(**shard) for shard in fields['shards'])
+        splits[name] = Split(**{**fields, 'shards': shards})
       manifest = Manifest(**content, splits=splits)
       if manifest.kind != module_lib.kind_of_collection(manifest.collection):
         raise ValueError(f'kind {manifest.kind} of collection {manifest.collection}')
-      _ = manifest.choices  # Refuses what cannot be.
+      _ = manifest.choices  # Refuses options that are impossible.
       for name, split in splits.items():
         if split != Split.of(split.shards):
           raise ValueError(f'split {name} is not the sum of its shards')

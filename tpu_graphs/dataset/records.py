@@ -1,14 +1,13 @@
-"""`Module` <-> tf.Example records -> GraphTensor.
+"""Converts modules to tf.Example records and back, and to GraphTensors.
 
 A record is one serialized tf.Example in the encoding that tfgnn.parse_example reads with the
-schema alone. It is
-written here straight from the arrays and read straight into them, with neither TensorFlow nor a
-protobuf library: Beam workers need not load TensorFlow, equal modules give equal bytes (protobuf
-promises no order for a map), and a packed float list costs one copy.
+schema alone. This module writes it straight from the arrays and reads it straight into them, with
+neither TensorFlow nor a protobuf library: Beam workers need not load TensorFlow, equal modules give
+equal bytes (protobuf promises no order for a map), and a packed float list costs one copy.
 
 Format: https://www.tensorflow.org/api_docs/python/tf/train/Example and
-https://protobuf.dev/programming-guides/encoding; names of the features are those of
-tfgnn.write_example.
+https://protobuf.dev/programming-guides/encoding; the features have the names that
+tfgnn.write_example gives them.
 """
 
 from __future__ import annotations
@@ -40,12 +39,14 @@ _DAMAGED = {'fix': 'copy or convert the dataset again'}
 
 @dataclasses.dataclass(frozen=True)
 class RecordOptions:
-  """How modules become records.
+  """Options that decide how modules become records.
+
+  A module that exceeds a limit is split over several records, each with the graph and an equal
+  share of the configs.
 
   Attributes:
-    max_configs: a module with more configs is split over several records, each with the graph
-      and a fair share.
-    max_bytes: the same for the size of a record; a graph that is larger by itself is refused.
+    max_configs: largest number of configs in a record.
+    max_bytes: largest size of a record; a graph that is larger by itself is refused.
     seed: decides which configs go to which record.
   """
 
@@ -63,12 +64,12 @@ class RecordOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-  """A serialized tf.Example and what a writer needs to know of it.
+  """A serialized tf.Example with the facts that a writer needs.
 
   Attributes:
-    module_id: of the module.
-    part: which record of the module this is, from 0.
-    measured: whether any config of the module is measured.
+    module_id: name of the module.
+    part: position of this record among the records of the module, from 0.
+    measured: True if any config of the module is measured.
     sizes: 'ops', 'edges', 'config_ops', 'configs' -> their number in this record.
     data: the serialized tf.Example.
   """
@@ -81,8 +82,9 @@ class Record:
 
 
 def encode(module: module_lib.Module, options: RecordOptions = RecordOptions()) -> Iterator[Record]:
-  """Encodes `module` as one or more records; each holds the whole graph, together they hold each
-  config once.
+  """Encodes `module` as one or more records.
+
+  Each record holds the whole graph; together the records hold each config once.
 
   Raises:
     InputError: the graph does not fit into `options.max_bytes` with even one config.
@@ -96,21 +98,25 @@ def encode_stream(
   *,
   observe: Callable[[np.ndarray], None] | None = None,
 ) -> Iterator[Record]:
-  """`encode` of a module whose configs are read as they are needed.
+  """Encodes a module whose configs are read block by block; see `encode`.
 
-  All are read before the first record is given. Until then many configs lie in a temporary file,
-  each where its record will be, so one record and one block of configs is all that is in memory.
+  All configs are read before the first record is yielded. Until then many configs lie in a
+  temporary file, each at the place of its record, so memory holds only one record and one block of
+  configs.
 
   Args:
     stream: the module.
-    options: see `encode`.
-    observe: is called with each block of features as it is read.
+    options: limits of a record, and the seed.
+    observe: a function that is called with each block of features when it is read.
 
   Raises:
-    InputError: see `encode`, or the configs cannot be read.
+    InputError: the graph does not fit into `options.max_bytes` with even one config, or the
+      configs cannot be read.
   """
   graph = stream.graph
-  encoded_graph = [part for name, value in _graph_features(graph) for part in _entry(name, value)]
+  encoded_graph = []
+  for name, value in _graph_features(graph):
+    encoded_graph += _entry(name, value)
   parts = _deal(stream, sum(map(len, encoded_graph)), options)
   place = np.empty(stream.num_configs, np.int64)
   place[np.concatenate(parts)] = np.arange(place.size)
@@ -124,25 +130,28 @@ def encode_stream(
     file.seek(0)
     for part, chosen in enumerate(parts):
       content = file.read(chosen.size * stream.row_bytes)
-      configs = [
-        piece
-        for name, value in _config_features(stream, chosen, content)
-        for piece in _entry(name, value)
-      ]
+      encoded = []
+      for name, value in _config_features(stream, chosen, content):
+        encoded += _entry(name, value)
       sizes = {
         'ops': graph.num_ops,
         'edges': graph.num_edges,
         'config_ops': graph.num_config_ops,
         'configs': chosen.size,
       }
+      # No local name keeps the record alive while the next record is made.
       yield Record(
-        graph.module_id, part, stream.is_measured, sizes, _example([*configs, *encoded_graph])
+        graph.module_id, part, stream.is_measured, sizes, _example(encoded + encoded_graph)
       )
 
 
 def _write_rows(file: IO[bytes], places: np.ndarray, rows: np.ndarray) -> None:
-  """Writes each of `rows`, [b, ...], at its place, int64 [b], counted in rows; neighbours in one
-  go.
+  """Writes each row at its place in the file, neighbours together.
+
+  Args:
+    file: a file of rows of equal size.
+    places: int64 [b], distinct positions counted in rows.
+    rows: [b, ...].
   """
   order = np.argsort(places)
   ordered, places = rows[order], places[order]
@@ -153,28 +162,27 @@ def _write_rows(file: IO[bytes], places: np.ndarray, rows: np.ndarray) -> None:
 
 
 def encode_whole(module: module_lib.Module) -> bytes:
-  """Encodes `module` as one record, whatever its size."""
-  (record,) = encode(
-    module, RecordOptions(max_configs=max(1, module.num_configs), max_bytes=1 << 40)
-  )
+  """Encodes `module` as one record of any size."""
+  options = RecordOptions(max_configs=max(1, module.num_configs), max_bytes=1 << 40)
+  (record,) = encode(module, options)
   return record.data
 
 
 def decode(data: bytes, *, num_extra: int = 0) -> module_lib.Module:
-  """The module in a record, with the configs that this record holds; `encode_whole` gives the
-  same bytes again.
+  """Decodes the module in a record, with the configs that this record holds.
 
-  Records do not tell `dropped_runs`, `unknown_opcodes` and `default_config`. Of computations and
-  segments they tell
-  `computation`: its boundaries become the `node_splits`, unless it does not ascend or counts
-  beyond the number of ops.
+  `encode_whole` of the module gives the same bytes again.
+
+  Records do not hold `dropped_runs`, `unknown_opcodes` and `default_config`. Computations and
+  segments are known from `computation` only: its boundaries become the `node_splits`, unless it
+  does not ascend or counts beyond the number of ops.
 
   Args:
     data: the serialized tf.Example.
     num_extra: number of columns of `extra_feat`.
 
   Raises:
-    InputError: it is damaged, or its features are not those of the schema.
+    InputError: the record is damaged, or its features do not match the schema.
   """
   try:
     found = _read_features(data)
@@ -186,7 +194,7 @@ def decode(data: bytes, *, num_extra: int = 0) -> module_lib.Module:
     runtime, config_id = found.pop('context/config_runtime'), found.pop('context/config_id')
     n, c = opcode.size, runtime.size
     node_feat = found.pop('nodes/op.feat').reshape(n, features.NUM_NODE_FEATURES)
-    own: dict[str, Any] = {}  # What not every module has.
+    own: dict[str, Any] = {}  # Arrays that some modules lack.
     if num_extra:
       own['extra_feat'] = found.pop('nodes/op.extra_feat').reshape(n, num_extra)
     sizes = {
@@ -209,8 +217,9 @@ def decode(data: bytes, *, num_extra: int = 0) -> module_lib.Module:
       own['config_runtime_normalizers'] = found.pop('context/config_runtime_normalizer')
       sizes |= {'context/config_feat.d1': c, 'context/config_runtime_normalizer.d1': c}
     for name, size in sizes.items():
-      if not np.array_equal(value := found.pop(name), [size]):
-        raise ValueError(f'{name} {value} beside {size}')
+      value = found.pop(name)
+      if not np.array_equal(value, [size]):
+        raise ValueError(f'{name} {value} instead of [{size}]')
     if found:
       raise ValueError(f'feature {min(found)} that is not in the schema')
     splits = _boundaries(computation)
@@ -235,10 +244,10 @@ def decode(data: bytes, *, num_extra: int = 0) -> module_lib.Module:
 
 
 def decode_module_id(data: bytes) -> str:
-  """The `module_id` in a record; nothing else is decoded.
+  """Decodes the `module_id` in a record and no other feature.
 
   Raises:
-    InputError: it is damaged.
+    InputError: the record is damaged.
   """
   try:
     return bytes(_read_features(data)['context/module_id']).decode()
@@ -247,7 +256,7 @@ def decode_module_id(data: bytes) -> str:
 
 
 def merge(parts: Sequence[module_lib.Module]) -> module_lib.Module:
-  """The module whose records were decoded as `parts`, in memory; see `streams.merged`.
+  """Returns the module whose records were decoded as `parts`, in memory; see `streams.merged`.
 
   Raises:
     InputError: a config occurs twice.
@@ -257,7 +266,7 @@ def merge(parts: Sequence[module_lib.Module]) -> module_lib.Module:
 
 
 def to_graph_tensor(module: module_lib.Module) -> tfgnn.GraphTensor:
-  """The GraphTensor of a whole module, as tfgnn reads it from a record."""
+  """Returns the GraphTensor of a whole module, as tfgnn reads it from a record."""
   from tpu_graphs.compat import tfgnn
 
   return tfgnn.parse_single_example(
@@ -266,11 +275,13 @@ def to_graph_tensor(module: module_lib.Module) -> tfgnn.GraphTensor:
 
 
 def write_tfrecords(file: BinaryIO, records: Iterable[bytes]) -> tuple[int, int]:
-  """Writes records in the uncompressed TFRecord format; returns the file's number of bytes and
-  its crc32c.
+  """Writes records in the uncompressed TFRecord format.
 
   Format: https://www.tensorflow.org/tutorials/load_data/tfrecord. (Beam's own sink offers no
   order within a file.)
+
+  Returns:
+    The number of bytes written and their crc32c.
   """
   size = checksum = 0
   for record in records:
@@ -283,14 +294,16 @@ def write_tfrecords(file: BinaryIO, records: Iterable[bytes]) -> tuple[int, int]
 
 
 def read_tfrecord(file: BinaryIO) -> bytes | None:
-  """Reads the record that begins where `file` stands, as `write_tfrecords` writes it; None at
-  the end of the file.
+  """Reads the record at the position of `file`, as `write_tfrecords` writes it.
+
+  Returns None at the end of the file.
 
   Raises:
-    InputError: it is damaged or cut off.
+    InputError: the record is damaged or cut off.
   """
   start = file.tell()
-  if not (length := file.read(8)):
+  length = file.read(8)
+  if not length:
     return None
   if file.read(4) == _masked_crc(length):
     data = file.read(int.from_bytes(length, 'little'))
@@ -309,16 +322,15 @@ def _masked_crc(data: bytes) -> bytes:
 def _deal(
   stream: streams.ConfigStream, graph_bytes: int, options: RecordOptions
 ) -> list[np.ndarray]:
-  """Indices of the configs of each record, ascending."""
-  config_bytes = (
-    30 + stream.row_bytes
-  )  # At most 10 bytes each for id, runtime and normalizer, beside the features.
+  """Returns for each record the indices of its configs, ascending."""
+  # Besides the features, id, runtime and normalizer take at most 10 bytes each.
+  config_bytes = 30 + stream.row_bytes
   room = (options.max_bytes - graph_bytes - 1024) // config_bytes
   if room < 1:
     raise errors.InputError(
       'module too large for a record',
       where=stream.graph.module_id,
-      found=f'{graph_bytes} bytes of graph and {config_bytes} of each config',
+      found=f'{graph_bytes} bytes of graph and {config_bytes} bytes per config',
       expected=f'<= {options.max_bytes} bytes',
       fix='raise --max_record_bytes',
     )
@@ -326,13 +338,13 @@ def _deal(
   if parts <= 1:
     return [np.arange(stream.num_configs)]
   name = hashlib.blake2b(stream.graph.module_id.encode(), digest_size=8).digest()
-  order = np.random.default_rng([options.seed, int.from_bytes(name, 'little')]).permutation(
-    stream.num_configs
-  )
+  rng = np.random.default_rng([options.seed, int.from_bytes(name, 'little')])
+  order = rng.permutation(stream.num_configs)
   return [np.sort(order[part::parts]) for part in range(parts)]
 
 
 def _graph_features(module: module_lib.Module) -> Iterator[tuple[str, bytes | np.ndarray]]:
+  """Yields the name and value of each feature of the graph."""
   yield 'context/module_id', module.module_id.encode()
   yield 'edges/operand.#size', np.array([module.num_edges])
   yield 'edges/operand.#source', module.edge_index[:, 1]
@@ -353,24 +365,26 @@ def _graph_features(module: module_lib.Module) -> Iterator[tuple[str, bytes | np
 def _config_features(
   stream: streams.ConfigStream, chosen: np.ndarray, content: bytes
 ) -> Iterator[tuple[str, bytes | np.ndarray]]:
-  """Of the configs at `chosen`, the `content` of whose features is given."""
+  """Yields the name and value of each feature of the configs at the indices `chosen`.
+
+  `content` is the bytes of their `config_feat` or `node_config_feat`.
+  """
   ragged = {'config_id': stream.config_id[chosen], 'config_runtime': stream.config_runtime[chosen]}
   if stream.config_runtime_normalizers is not None:
     ragged['config_feat'] = np.frombuffer(content, np.float32)
     ragged['config_runtime_normalizer'] = stream.config_runtime_normalizers[chosen]
   for name, array in ragged.items():
     yield f'context/{name}', array
-    yield (
-      f'context/{name}.d1',
-      np.array([chosen.size]),
-    )  # The row length, without which nothing parses.
+    # tfgnn cannot parse a ragged feature without its row length.
+    yield f'context/{name}.d1', np.array([chosen.size])
   if stream.config_runtime_normalizers is None:
     yield 'context/node_config_feat', content
 
 
 def _entry(name: str, value: bytes | np.ndarray) -> list[bytes]:
-  """One entry of the map `Features.feature`, tag and length included, in pieces: a copy of large
-  ones is dear.
+  """Returns one entry of the map `Features.feature`, with tag and length, in pieces.
+
+  Joining the pieces here would copy large values once more.
   """
   if isinstance(value, bytes):
     field, content = _BYTES_LIST, value
@@ -379,11 +393,8 @@ def _entry(name: str, value: bytes | np.ndarray) -> list[bytes]:
   else:
     field, content = _INT64_LIST, varints(value.astype(np.int64, copy=False))
   header, size = b'', len(content)
-  for number in (
-    1,
-    field,
-    2,
-  ):  # The values in their list, in the feature, in the value of the entry.
+  # The values lie in a list, the list in a feature, and the feature in the value of the entry.
+  for number in (1, field, 2):
     header = _header(number, size) + header
     size = len(content) + len(header)
   key = name.encode()
@@ -396,7 +407,7 @@ def _example(pieces: list[bytes]) -> bytes:
 
 
 def _header(field: int, length: int) -> bytes:
-  """Tag and length of a protobuf field with `length` bytes."""
+  """Returns the tag and length of a protobuf field with `length` bytes."""
   header = bytearray([field << 3 | _WITH_LENGTH])
   while length > 0x7F:
     header.append(length & 0x7F | 0x80)
@@ -406,9 +417,10 @@ def _header(field: int, length: int) -> bytes:
 
 
 def varints(values: np.ndarray) -> bytes:
-  """The concatenated protobuf varints of an int64 [n]; a negative value takes ten bytes."""
+  """Returns the concatenated protobuf varints of an int64 [n]; negative values take ten bytes."""
   unsigned = values.view(np.uint64)
-  if unsigned.max(initial=0) < 0x80:  # As are most of a record.
+  # Most arrays of a record hold small values only, and each of these takes one byte.
+  if unsigned.max(initial=0) < 0x80:
     return unsigned.astype(np.uint8).tobytes()
   num_bytes = np.ones(values.shape, np.int64)
   for limit in range(7, 64, 7):
@@ -422,10 +434,10 @@ def varints(values: np.ndarray) -> bytes:
 
 
 def _read_features(data: bytes) -> dict[str, Any]:
-  """Name -> array, or bytes where it is one of `_STRINGS`, of each feature of a tf.Example.
+  """Returns name -> array for the features of a tf.Example; `_STRINGS` have bytes instead.
 
   Raises:
-    IndexError, ValueError: it is none, or a feature is of another type.
+    IndexError, ValueError: `data` is not a tf.Example, or a feature has another type.
   """
   found: dict[str, Any] = {}
   for _, content in _fields(memoryview(data)):
@@ -436,19 +448,23 @@ def _read_features(data: bytes) -> dict[str, Any]:
       joined = values[0] if len(values) == 1 else b''.join(values)
       name = bytes(key).decode()
       if (field == _BYTES_LIST) != (name in _STRINGS):
-        raise ValueError(f'{name} of another type')
-      found[name] = (
-        joined
-        if field == _BYTES_LIST
-        else from_varints(joined)
-        if field == _INT64_LIST
-        else np.frombuffer(joined, '<f4').astype(np.float32)
-      )  # Aligned, as the record's bytes are not.
+        raise ValueError(f'{name} has another type')
+      if field == _BYTES_LIST:
+        found[name] = joined
+      elif field == _INT64_LIST:
+        found[name] = from_varints(joined)
+      else:
+        # The copy is aligned, which the bytes of the record are not.
+        found[name] = np.frombuffer(joined, '<f4').astype(np.float32)
   return found
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-  """The number and content of each of a message's fields, which all have a length."""
+  """Yields the number and content of each field of a message; every field has a length.
+
+  Raises:
+    IndexError, ValueError: the message is damaged, or a field has no length.
+  """
   at = 0
   while at < len(data):
     tag, size = data[at], 0
@@ -459,33 +475,34 @@ def _fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
         break
     end = at + 1 + size
     if tag & 7 != _WITH_LENGTH or end > len(data):
-      raise ValueError('no tf.Example')
+      raise ValueError('not a tf.Example')
     yield tag >> 3, data[at + 1 : end]
     at = end
 
 
 def from_varints(data: bytes | memoryview) -> np.ndarray:
-  """The int64 [n] in concatenated protobuf varints: the inverse of `varints`.
+  """Returns the int64 [n] in concatenated protobuf varints: the inverse of `varints`.
 
   Raises:
-    ValueError: the last one is cut off, or one is too long.
+    ValueError: the last varint is cut off, or a varint is too long.
   """
   digits = np.frombuffer(data, np.uint8)
   ends = np.flatnonzero(digits < 0x80) + 1
   starts = np.concatenate([[0], ends[:-1]])[: ends.size]
-  if (ends[-1] if ends.size else 0) != digits.size or (ends - starts).max(initial=0) > 10:
-    raise ValueError('no list of varints')
+  end = ends[-1] if ends.size else 0
+  if end != digits.size or (ends - starts).max(initial=0) > 10:
+    raise ValueError('not a list of varints')
   if ends.size == digits.size:
     return digits.astype(np.int64)
   shifts = 7 * (np.arange(digits.size) - np.repeat(starts, ends - starts))
-  return np.add.reduceat(
-    (digits & 0x7F).astype(np.uint64) << shifts.astype(np.uint64), starts
-  ).view(np.int64)
+  shifted = (digits & 0x7F).astype(np.uint64) << shifts.astype(np.uint64)
+  return np.add.reduceat(shifted, starts).view(np.int64)
 
 
 def _boundaries(computation: np.ndarray) -> np.ndarray:
-  """The `node_splits` of which `computation`, int64 [N], is the segment; [0, N] where there are
-  none or too many.
+  """Returns the `node_splits` whose segment indices are `computation`, int64 [N].
+
+  Returns [0, N] if there is no op, or if `computation` does not ascend or leaves 0..N-1.
   """
   n = computation.size
   if n == 0 or computation[0] < 0 or computation[-1] >= n or (np.diff(computation) < 0).any():

@@ -15,42 +15,43 @@ if TYPE_CHECKING:
   from tpu_graphs.compat import tfgnn
 
 _FEAT = '    features { key: "feat" value { dtype: DT_FLOAT shape { dim { size: 140 } } } }\n'
-_EXTRA_FEAT = """\
-    # Features of a user's own; `extra_features` in manifest.json names the columns.
-    features {{ key: "extra_feat" value {{ dtype: DT_FLOAT shape {{ dim {{ size: {num_extra} }} }} }} }}
-"""
+_EXTRA_FEAT = (
+  "    # Features of a user's own; `extra_features` in manifest.json names the columns.\n"
+  '    features {{ key: "extra_feat" '
+  'value {{ dtype: DT_FLOAT shape {{ dim {{ size: {num_extra} }} }} }} }}\n'
+)
 
 
 def text(kind: str, *, num_extra: int = 0) -> str:
-  """The text proto of the schema.
+  """Returns the text proto of the schema.
 
   Args:
     kind: 'tile' or 'layout'.
-    num_extra: number of columns of `extra_feat`, without which there is no such feature.
+    num_extra: number of columns of `extra_feat`; the schema has this feature only if it is > 0.
 
   Raises:
-    InputError: unknown kind.
+    InputError: the kind is unknown.
   """
   if kind not in module_lib.KINDS:
     raise errors.InputError(
       'unknown kind', found=repr(kind), expected=' or '.join(module_lib.KINDS)
     )
-  base = (
-    importlib.resources.files('tpu_graphs')
-    .joinpath(f'schemas/{kind}.pbtxt')
-    .read_text(encoding='utf-8')
-  )
-  return base.replace(_FEAT, _FEAT + _EXTRA_FEAT.format(num_extra=num_extra)) if num_extra else base
+  file = importlib.resources.files('tpu_graphs').joinpath(f'schemas/{kind}.pbtxt')
+  base = file.read_text(encoding='utf-8')
+  if not num_extra:
+    return base
+  extra_feat = _EXTRA_FEAT.format(num_extra=num_extra)
+  return base.replace(_FEAT, _FEAT + extra_feat)
 
 
 def path(kind: str) -> str:
-  """Path of the schema file of datasets without extra features, for `tfgnn.read_schema`."""
+  """Returns the path of the schema without extra features, for `tfgnn.read_schema`."""
   text(kind)  # Refuses an unknown kind.
   return str(importlib.resources.files('tpu_graphs').joinpath(f'schemas/{kind}.pbtxt'))
 
 
 def graph_schema(kind: str, *, num_extra: int = 0) -> tfgnn.GraphSchema:
-  """The parsed `text`."""
+  """Returns the schema as a proto, parsed from `text`."""
   from google.protobuf import text_format
 
   from tpu_graphs.compat import tfgnn
@@ -59,7 +60,7 @@ def graph_schema(kind: str, *, num_extra: int = 0) -> tfgnn.GraphSchema:
 
 
 def graph_spec(kind: str, *, num_extra: int = 0) -> tfgnn.GraphTensorSpec:
-  """The `tfgnn.GraphTensorSpec` of one record, as `tfgnn.parse_example` takes it; see `text`."""
+  """Returns the spec of one record, as `tfgnn.parse_example` takes it; see `text`."""
   from tpu_graphs.compat import tfgnn
 
   return tfgnn.create_graph_spec_from_schema_pb(graph_schema(kind, num_extra=num_extra))

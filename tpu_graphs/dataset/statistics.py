@@ -1,7 +1,7 @@
-"""Statistics of feature columns: what a model needs to normalise its inputs.
+"""Statistics of feature columns, with which a model normalises its inputs.
 
-They are computed over the train split only, stored with the data, and copied into each run so
-that a model never depends on data at hand. Every column is described twice, as it is (x) and as
+They are computed over the train split only, stored with the data, and copied into each run, so
+that a model never depends on the data at hand. Every column is described twice, as it is (x) and as
 sign(x) * log1p(|x|), since HLO features span nine decades.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 import dataclasses
-import functools
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from tpu_graphs.modules import module as module_lib
 from tpu_graphs.modules import streams
 
 FORMAT_VERSION = 1
-# Feature -> number of its columns; 'extra_feat', beside these, has as many as the user likes.
+# Feature -> number of its columns. The user decides the number of columns of 'extra_feat'.
 NUM_COLUMNS = {
   'feat': features.NUM_NODE_FEATURES,
   'config_feat': features.NUM_TILE_FEATURES,
@@ -30,10 +29,17 @@ NUM_COLUMNS = {
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-  """Minimum, maximum, mean and sum of squared deviations of `count` rows, each float64 [columns].
+  """Moments of the columns of `count` rows.
 
   Merging follows Chan, Golub, LeVeque: Updating formulae and a pairwise algorithm for computing
   sample variances, 1979.
+
+  Attributes:
+    count: number of rows.
+    min: float64 [columns], minimum.
+    max: float64 [columns], maximum.
+    mean: float64 [columns], mean.
+    m2: float64 [columns], sum of squared deviations from the mean.
   """
 
   count: int
@@ -44,46 +50,53 @@ class Moments:
 
   @classmethod
   def of(cls, values: np.ndarray, weights: np.ndarray | None = None) -> Moments:
-    """Moments of the rows of `values`, [rows, columns], each counted `weights` [rows, columns]
-    times (default once).
+    """Returns the moments of the rows of `values`.
+
+    Args:
+      values: [rows, columns].
+      weights: [rows, columns], how often each value counts; None counts each value once.
     """
     values = np.asarray(values, np.float64)
-    if values.shape[0] == 0:
-      columns = values.shape[1]
+    num_rows, num_columns = values.shape
+    if num_rows == 0:
       return cls(
-        0, np.full(columns, np.inf), np.full(columns, -np.inf), np.zeros(columns), np.zeros(columns)
+        count=0,
+        min=np.full(num_columns, np.inf),
+        max=np.full(num_columns, -np.inf),
+        mean=np.zeros(num_columns),
+        m2=np.zeros(num_columns),
       )
     if weights is None:
       mean = values.mean(axis=0)
       return cls(
-        values.shape[0],
-        values.min(axis=0),
-        values.max(axis=0),
-        mean,
-        np.square(values - mean).sum(axis=0),
+        count=num_rows,
+        min=values.min(axis=0),
+        max=values.max(axis=0),
+        mean=mean,
+        m2=np.square(values - mean).sum(axis=0),
       )
     present = weights > 0
     count = int(weights[:, 0].sum())
     mean = (values * weights).sum(axis=0) / max(count, 1)
     return cls(
-      count,
-      np.where(present, values, np.inf).min(axis=0),
-      np.where(present, values, -np.inf).max(axis=0),
-      mean,
-      (np.square(values - mean) * weights).sum(axis=0),
+      count=count,
+      min=np.where(present, values, np.inf).min(axis=0),
+      max=np.where(present, values, -np.inf).max(axis=0),
+      mean=mean,
+      m2=(np.square(values - mean) * weights).sum(axis=0),
     )
 
   def merge(self, other: Moments) -> Moments:
-    """Moments of both sets of rows together."""
+    """Returns the moments of both sets of rows together."""
     count = self.count + other.count
     delta = other.mean - self.mean
     share = other.count / count if count else 0.0
     return Moments(
-      count,
-      np.minimum(self.min, other.min),
-      np.maximum(self.max, other.max),
-      self.mean + delta * share,
-      self.m2 + other.m2 + np.square(delta) * self.count * share,
+      count=count,
+      min=np.minimum(self.min, other.min),
+      max=np.maximum(self.max, other.max),
+      mean=self.mean + delta * share,
+      m2=self.m2 + other.m2 + np.square(delta) * self.count * share,
     )
 
   @property
@@ -92,6 +105,7 @@ class Moments:
     return np.sqrt(self.m2 / max(self.count, 1))
 
   def to_json(self) -> dict[str, Any]:
+    """Returns 'min', 'max', 'mean' and 'std' -> a number per column; all are 0 without rows."""
     columns = {'min': self.min, 'max': self.max, 'mean': self.mean, 'std': self.std}
     return {
       name: [0.0] * array.size if self.count == 0 else array.tolist()
@@ -101,9 +115,14 @@ class Moments:
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-  """Feature -> moments of its columns, plain and as signed logarithm.
+  """Moments of the columns of each feature, plain and as signed logarithm.
 
-  Features are 'feat', 'extra_feat' where there are any, and 'config_feat' or 'node_config_feat'.
+  The features are 'feat', 'extra_feat' if modules have it, and 'config_feat' or
+  'node_config_feat'.
+
+  Attributes:
+    plain: feature -> moments of x.
+    log: feature -> moments of sign(x) * log1p(|x|).
   """
 
   plain: Mapping[str, Moments]
@@ -111,44 +130,41 @@ class Statistics:
 
   @classmethod
   def of(cls, module: module_lib.Module) -> Statistics:
-    """Statistics of one module: each op, each config and each op's config counts once."""
+    """Returns the statistics of one module: each op, config and config of an op counts once."""
     accumulator = Accumulator(module)
     for block in streams.ConfigStream.of(module).blocks():
       accumulator.add(block)
     return accumulator.statistics()
 
   def merge(self, other: Statistics) -> Statistics:
-    """Statistics of both sets of modules together."""
+    """Returns the statistics of both sets of modules together."""
     return Statistics(
       {name: moments.merge(other.plain[name]) for name, moments in self.plain.items()},
       {name: moments.merge(other.log[name]) for name, moments in self.log.items()},
     )
 
   def to_json(self) -> dict[str, Any]:
-    """The content of `statistics.json`, as described in docs/formats.md."""
-    return {
-      'format_version': FORMAT_VERSION,
-      'features': {
-        name: {
-          'count': plain.count,
-          **plain.to_json(),
-          'log': self.log[name].to_json(),
-          'constant': np.flatnonzero(~(plain.min < plain.max)).tolist(),
-        }
-        for name, plain in self.plain.items()
-      },
-    }
+    """Returns the content of `statistics.json`, as described in docs/formats.md."""
+    described = {}
+    for name, plain in self.plain.items():
+      described[name] = {
+        'count': plain.count,
+        **plain.to_json(),
+        'log': self.log[name].to_json(),
+        'constant': np.flatnonzero(~(plain.min < plain.max)).tolist(),
+      }
+    return {'format_version': FORMAT_VERSION, 'features': described}
 
 
 class Accumulator:
-  """Statistics of a module whose configs come in blocks; see `streams.ConfigStream`.
+  """A builder of the statistics of a module whose configs come in blocks.
 
-  They depend on where the blocks begin, for tile in the last bits, so these must not depend on
-  how the program runs.
+  The last bits of tile statistics depend on where the blocks begin, so the blocks must not depend
+  on how the program runs; see `streams.ConfigStream`.
   """
 
   def __init__(self, module: module_lib.Module):
-    """Begins with the ops of `module`, of whose configs only the kind counts."""
+    """Begins with the ops of `module`; its configs are not read, only their kind."""
     values = {'feat': module.node_feat}
     if module.num_extra:
       values['extra_feat'] = module.extra_feat
@@ -161,11 +177,13 @@ class Accumulator:
     """Adds configs, float [b, 24] or int8 [b, NC, 18]."""
     if self._kind == 'tile':
       self._configs = self._configs.merge(_moments({'config_feat': block}))
-    else:  # One count per value instead of pass upon pass in float64: these are the largest arrays there are.
+    else:
+      # These are the largest arrays of a dataset: counting each int8 value takes one pass, where
+      # moments in float64 take several.
       self._counts += _count_int8(block)
 
   def statistics(self) -> Statistics:
-    """Statistics of the module with the configs that were added."""
+    """Returns the statistics of the module with the configs that were added."""
     configs = self._configs
     if self._kind == 'layout':
       levels = np.repeat(
@@ -186,22 +204,22 @@ def _moments(values: Mapping[str, np.ndarray]) -> Statistics:
 
 
 def merge_all(parts: Iterable[Statistics]) -> Statistics | None:
-  """All of `parts` merged in their order; None if there are none."""
-  return functools.reduce(
-    lambda total, part: part if total is None else total.merge(part), parts, None
-  )
+  """Merges `parts` in their order; returns None if there are none."""
+  merged: Statistics | None = None
+  for part in parts:
+    merged = part if merged is None else merged.merge(part)
+  return merged
 
 
 @dataclasses.dataclass(frozen=True)
 class ColumnStatistics:
-  """The statistics of one feature as a model reads them; see `Moments`. Arrays are float64
-  [columns].
+  """Statistics of one feature as a model reads them; see `Moments`.
 
   Attributes:
-    count: rows that were seen.
-    log_mean: mean of sign(x) * log1p(|x|).
-    log_std: its standard deviation.
-    constant: bool, whether the column had one value only.
+    count: number of rows that were seen.
+    log_mean: float64 [columns], mean of sign(x) * log1p(|x|).
+    log_std: float64 [columns], population standard deviation of sign(x) * log1p(|x|).
+    constant: bool [columns], True where the column had one value only.
   """
 
   count: int
@@ -211,14 +229,17 @@ class ColumnStatistics:
 
 
 def parse(content: Mapping[str, Any], *, num_extra: int = 0) -> dict[str, ColumnStatistics]:
-  """Reads the content of `statistics.json`.
+  """Parses the content of `statistics.json`.
 
   Args:
-    content: of the file.
-    num_extra: number of columns of extra features of the dataset or run that it belongs to.
+    content: the JSON object in the file.
+    num_extra: number of columns of extra features in the dataset or run with the file.
+
+  Returns:
+    Feature -> statistics.
 
   Raises:
-    InputError: it is damaged, of another format version, or of other data.
+    InputError: the content is damaged, of another format version, or of other data.
   """
   result = {}
   try:
@@ -240,11 +261,9 @@ def parse(content: Mapping[str, Any], *, num_extra: int = 0) -> dict[str, Column
         constant,
       )
       expected = num_extra if name == 'extra_feat' else NUM_COLUMNS[name]
-      if any(
-        array.shape != (expected,)
-        for array in (constant, result[name].log_mean, result[name].log_std)
-      ):
-        raise ValueError(f'{name} has not {expected} columns')
+      arrays = (constant, result[name].log_mean, result[name].log_std)
+      if any(array.shape != (expected,) for array in arrays):
+        raise ValueError(f'{name} does not have {expected} columns')
     if result and bool(num_extra) != ('extra_feat' in result):
       raise ValueError(f'{", ".join(result)} with {num_extra} columns of extra features')
   except errors.InputError:
@@ -257,15 +276,20 @@ def parse(content: Mapping[str, Any], *, num_extra: int = 0) -> dict[str, Column
 
 
 def _count_int8(values: np.ndarray) -> np.ndarray:
-  """How often each value -128..127 occurs in each column of int8 [..., columns], columns even:
-  int64 [256, columns].
+  """Counts how often each value -128..127 occurs in each column.
+
+  Args:
+    values: int8 [..., columns], with an even number of columns.
+
+  Returns:
+    int64 [256, columns], a row per value from -128 on.
   """
   columns = values.shape[-1]
-  pairs = (
-    np.ascontiguousarray(values).reshape(-1, columns).view('<u2')
-  )  # Two columns are counted at a time.
+  # A pair of int8 columns is one column of uint16, so that one pass counts two columns.
+  pairs = np.ascontiguousarray(values).reshape(-1, columns).view('<u2')
   counts = np.zeros((256, columns), np.int64)
   for i in range(columns // 2):
     both = np.bincount(pairs[:, i], minlength=1 << 16).reshape(256, 256)
     counts[:, 2 * i], counts[:, 2 * i + 1] = both.sum(axis=0), both.sum(axis=1)
-  return np.roll(counts, 128, axis=0)  # uint8 order is 0..127, -128..-1.
+  # The bytes were counted as uint8, whose order is 0..127, -128..-1.
+  return np.roll(counts, 128, axis=0)

@@ -18,20 +18,21 @@ from tpu_graphs.modules import selection
 from tpu_graphs.sources import dumps
 from tpu_graphs.sources import readers
 
-SUFFIXES = ('.npz', '.pb')  # What is read in a tree of raw files, beside the programs of XLA dumps.
+# Files that are read in a tree of raw files, beside the programs of XLA dumps.
+SUFFIXES = ('.npz', '.pb')
 
 
 @dataclasses.dataclass(frozen=True)
 class _File:
-  """What is in one raw file.
+  """The facts that are kept of one raw file.
 
   Attributes:
-    path: of the file.
-    found: its modules.
-    fault: why it cannot be read.
-    skipped: number of modules that the selection rules of its format leave out.
-    duplicates: number of configs that are equal to another of their module.
-    dropped: number of runs that are no measurements.
+    path: path of the file.
+    found: modules of the file.
+    fault: the reason why the file cannot be read.
+    skipped: number of modules that the selection rules of the file's format leave out.
+    duplicates: number of configs that are equal to another config of their module.
+    dropped: number of runs that are not measurements.
   """
 
   path: str
@@ -42,35 +43,16 @@ class _File:
   dropped: int = 0
 
 
-def _read_file(path: str) -> _File:
-  found, dropped, duplicates = [], 0, 0
-  try:
-    with open(path, 'rb') as file:
-      modules, skipped = readers.stream(file, path=path)
-      for module in modules:
-        graph = module.graph
-        found.append(
-          checks.Found(
-            module_id=graph.module_id,
-            kind=graph.kind,
-            where=path,
-            measured=module.is_measured,
-            topology=graph.topology_fingerprint(),
-            configs=module.num_configs,
-          )
-        )
-        dropped += sum(graph.dropped_runs.values())
-        duplicates += module.num_configs - np.unique(selection.digests(module)).size
-  except errors.InputError as error:
-    return _File(path, fault=error)
-  except OSError as error:
-    return _File(path, fault=errors.InputError('cannot read file', path=path, found=error.strerror))
-  return _File(
-    path, tuple(found), skipped=sum(skipped.values()), duplicates=duplicates, dropped=dropped
-  )
-
-
 def validate_tree(path: str, read: Callable[..., Iterator[_File]]) -> checks.Report:
+  """Checks every file of programs in the folder or file `path`.
+
+  Args:
+    path: path of the folder or file.
+    read: `checks.in_processes` with its options.
+
+  Raises:
+    InputError: there is nothing to check, or a worker process died.
+  """
   folders, others = _find_files(path)
   paths = [file for files in folders.values() for file in files]
   if not paths:
@@ -86,41 +68,39 @@ def validate_tree(path: str, read: Callable[..., Iterator[_File]]) -> checks.Rep
   modules: dict[str, dict[str, checks.Found]] = {}  # Folder -> module_id -> module.
   for folder, files in folders.items():
     parts = list(itertools.islice(results, len(files)))
-    modules[folder] = {}
-    in_folder = list(_folder_faults(parts, modules[folder]))
+    in_folder: dict[str, checks.Found] = {}
+    found = list(_folder_faults(parts, in_folder))
+    modules[folder] = in_folder
     rows.append(
       {
         'folder': os.path.relpath(folder, path) if os.path.isdir(path) else folder,
         'files': len(files),
-        'faults': len(in_folder),
-        'modules': len(modules[folder]),
+        'faults': len(found),
+        'modules': len(in_folder),
         'skipped': sum(part.skipped for part in parts),
-        'measured': sum(module.measured for module in modules[folder].values()),
-        'configs': sum(module.configs for module in modules[folder].values()),
+        'measured': sum(module.measured for module in in_folder.values()),
+        'configs': sum(module.configs for module in in_folder.values()),
         'duplicates': sum(part.duplicates for part in parts),
         'dropped runs': sum(part.dropped for part in parts),
       }
     )
-    faults += in_folder
-  next(results, None)  # Ends the progress.
-  splits: dict[str, dict[str, Iterable[checks.Found]]] = collections.defaultdict(
-    dict
-  )  # Folder -> split -> modules.
+    faults += found
+  next(results, None)  # The generator ends the progress when it is exhausted.
+  # Parent folder -> split -> modules.
+  splits: dict[str, dict[str, Iterable[checks.Found]]] = collections.defaultdict(dict)
   for folder in modules:
     parent, name = os.path.split(folder)
     if name in module_lib.SPLITS:
       splits[parent][name] = modules[folder].values()
   warnings = [leak for parent, parts in splits.items() for leak in checks.leaks(parent, parts)]
-  title = terminal.plural(len(paths), 'raw file') + (
-    f', {terminal.plural(others, "other")} not read' if others else ''
-  )
+  title = terminal.plural(len(paths), 'raw file')
+  if others:
+    title += f', {terminal.plural(others, "other")} not read'
   return checks.Report(path, title, tuple(rows), tuple(faults), tuple(warnings))
 
 
 def _find_files(path: str) -> tuple[dict[str, list[str]], int]:
-  """The files of programs by their folder, and the number of other files; hidden ones do not
-  count.
-  """
+  """Returns folder -> files of programs, and the number of other files, without hidden files."""
   if os.path.isfile(path):
     return {os.path.dirname(path) or '.': [path]}, 0
   folders, others = {}, 0
@@ -135,8 +115,9 @@ def _find_files(path: str) -> tuple[dict[str, list[str]], int]:
 
 
 def _programs_of_dump(paths: Sequence[str]) -> list[str]:
-  """The programs that convert reads if the files of a folder are an XLA dump, or those of the
-  other stage.
+  """Returns the programs of an XLA dump that `convert` reads, or else the programs of any stage.
+
+  The list is empty if `paths`, the files of one folder, are not an XLA dump.
   """
   try:
     return dumps.find(paths)
@@ -144,11 +125,44 @@ def _programs_of_dump(paths: Sequence[str]) -> list[str]:
     return dumps.find(paths, stage='all')
 
 
+def _read_file(path: str) -> _File:
+  """Reads every module and config of a raw file."""
+  found = []
+  dropped = duplicates = 0
+  try:
+    with open(path, 'rb') as file:
+      modules, skipped = readers.stream(file, path=path)
+      for module in modules:
+        graph = module.graph
+        found.append(
+          checks.Found(
+            module_id=graph.module_id,
+            kind=graph.kind,
+            where=path,
+            topology=graph.topology_fingerprint(),
+            measured=module.is_measured,
+            configs=module.num_configs,
+          )
+        )
+        dropped += sum(graph.dropped_runs.values())
+        duplicates += module.num_configs - np.unique(selection.digests(module)).size
+  except errors.InputError as error:
+    return _File(path, fault=error)
+  except OSError as error:
+    return _File(path, fault=errors.InputError('cannot read file', path=path, found=error.strerror))
+  return _File(
+    path, tuple(found), skipped=sum(skipped.values()), duplicates=duplicates, dropped=dropped
+  )
+
+
 def _folder_faults(
   files: Iterable[_File], modules: dict[str, checks.Found]
 ) -> Iterator[errors.InputError]:
-  """What is wrong with the files of a folder, which convert takes together; fills `modules` by
-  their names.
+  """Yields the errors in the files of a folder, which `convert` takes together.
+
+  Args:
+    files: the files of the folder.
+    modules: module_id -> module; filled with the modules of `files`.
   """
   for file in files:
     if file.fault:
@@ -159,7 +173,7 @@ def _folder_faults(
         'file of another kind than the folder',
         path=file.path,
         found=f'a {file.found[0].kind} file',
-        expected=f'a {first.kind} file as {first.where}',
+        expected=f'a {first.kind} file like {first.where}',
       )
     for module in file.found:
       known = modules.setdefault(module.module_id, module)

@@ -5,9 +5,11 @@ report = validation.validate('data/layout')
 print(report.describe(), report.is_sound)
 ```
 
-All is read, one record or block of configs at a time; of each module and config only digests are
-kept. What makes the data wrong is a fault; what a user should know of, such as equal graphs in
-train and test, is a warning.
+The checks read everything, one record or block of configs at a time, and keep only a digest of each
+module and config. An error that makes the data wrong is a fault; a fact that a user should know,
+such as equal graphs in train and test, is a warning.
+
+The work is in `directory_validation` and `tree_validation`; `checks` holds the parts they share.
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ def validate(
   """Checks a dataset directory, or every file of programs in a folder and the folders in it.
 
   Args:
-    path: of the directory or folder, or of one file of programs. A dataset directory may be on
-      any file system that TensorFlow reads.
-    num_workers: processes to use; None takes one per core where the data is large. More than one
-      are started by `multiprocessing`, so that a program must call this under `if __name__ ==
-      '__main__'`.
-    progress: shows how far it is.
+    path: path of the directory or folder, or of one file of programs. A dataset directory may be
+      on any file system that TensorFlow reads.
+    num_workers: number of processes; None takes one per core where the data is large. With more
+      than one, `multiprocessing` starts them, so a program must call this function under
+      `if __name__ == '__main__'`.
+    progress: shows how many bytes are done.
 
   Raises:
     InputError: there is nothing to check, or a worker process died.

@@ -1,4 +1,5 @@
-# What `cc/binding.cc` defines; `native.py` gives it the form of `graph.py`.
+# Types of the extension that `cc/binding.cc` defines. `native.py` adapts it to the interface in
+# `graph.py`.
 
 import numpy as np
 

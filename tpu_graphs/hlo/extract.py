@@ -1,10 +1,9 @@
-"""HLO module -> graph arrays, equal to the bit to those of the published TpuGraphs dataset.
+"""HLO module -> graph arrays, equal to the bit to the arrays of the published TpuGraphs dataset.
 
-Each rule is that of the extractor in google-research-datasets/tpu_graphs, `process_data/xla`:
-`hlo_encoder.cc` and
-`featurizers.h`; where it ends the process, a rule is broken here. Values are first collected
-from the messages, field by field, and then laid out by NumPy, which is several times as fast as
-one row at a time.
+The rules follow the extractor in google-research-datasets/tpu_graphs, `process_data/xla`:
+`hlo_encoder.cc` and `featurizers.h`. Where that extractor ends the process, `Fault` is raised here.
+Values are first collected from the messages, field by field, and then arranged with NumPy, which
+is several times as fast as one row at a time.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from tpu_graphs.modules import features
 
 _SEGMENT_NAMES = ('cluster', 'while', 'cond')
 _ALL = slice(None)
-# Attribute of a WindowDimension -> first column. `window_reversal` is beside these: it is counted,
-# not summed.
+# Attribute of a WindowDimension -> first column. `window_reversal` is missing here because it is
+# counted, not summed.
 _WINDOW = {
   'size': 'window_size_0',
   'stride': 'window_stride_0',
@@ -57,16 +56,17 @@ _CONVOLUTION_SPATIAL = {
 
 
 class Fault(Exception):
-  """A rule that is broken; its arguments are those of `graph.broken` but for the first."""
+  """A broken rule; its arguments are the arguments of `graph.broken` without the first."""
 
 
 def graph(module: Any, layout_padding: int) -> graph_lib.Graph:
-  """The graph of an `HloModuleProto`: one node per instruction of every computation, in the
-  order of the message.
+  """Returns the graph of an `HloModuleProto`.
+
+  The nodes are the instructions of all computations, in the order of the message.
 
   Args:
     module: the message.
-    layout_padding: fills the unused places of layouts.
+    layout_padding: the value of unused places in layouts.
 
   Raises:
     Fault: an instruction refers to itself, or to an instruction or computation that does not exist.
@@ -75,31 +75,27 @@ def graph(module: Any, layout_padding: int) -> graph_lib.Graph:
   instructions = [
     instruction for computation in module.computations for instruction in computation.instructions
   ]
+  names = [instruction.opcode for instruction in instructions]
   opcodes = features.opcodes()
-  unknown = collections.Counter(
-    instruction.opcode for instruction in instructions if instruction.opcode not in opcodes
-  )
+  ids = [opcodes.get(name, features.UNKNOWN_OPCODE) for name in names]
+  unknown = collections.Counter(name for name in names if name not in opcodes)
+  ends_segment = [
+    any(part in computation.name for part in _SEGMENT_NAMES) for computation in module.computations
+  ]
   return graph_lib.Graph.of(
-    node_opcode=np.array(
-      [opcodes.get(instruction.opcode, features.UNKNOWN_OPCODE) for instruction in instructions],
-      np.uint8,
-    ),
+    node_opcode=np.array(ids, np.uint8),
     node_feat=_node_feat(module, instructions, sizes, layout_padding),
     edge_index=_edge_index(module, instructions),
     computation_sizes=sizes,
-    ends_segment=np.array(
-      [
-        any(part in computation.name for part in _SEGMENT_NAMES)
-        for computation in module.computations
-      ],
-      bool,
-    ),
+    ends_segment=np.array(ends_segment, bool),
     unknown_opcodes=dict(sorted(unknown.items())),
   )
 
 
 def _edge_index(module: Any, instructions: list[Any]) -> np.ndarray:
-  # Ids are opaque keys of the whole module. Of equal ones the last counts, for consumers too.
+  """Returns the edges, int64 [E, 2], rows (consumer, operand), sorted."""
+  # Ids are opaque keys of the whole module. Where instructions share an id, it stands for the last
+  # of them, for consumers too.
   index_of_id = {instruction.id: index for index, instruction in enumerate(instructions)}
   root_of_computation = {computation.id: computation.root_id for computation in module.computations}
 
@@ -107,13 +103,11 @@ def _edge_index(module: Any, instructions: list[Any]) -> np.ndarray:
   operand = _find(index_of_id, operands.values)
   _check(operand >= 0, operands, graph_lib.Rule.UNKNOWN_OPERAND)
   called = ragged.Ragged.of([instruction.called_computation_ids for instruction in instructions])
-  exists = np.fromiter(
-    (key in root_of_computation for key in called.values.tolist()), bool, called.values.size
-  )
+  called_ids = called.values.tolist()
+  exists = np.array([key in root_of_computation for key in called_ids], bool)
   _check(exists, called, graph_lib.Rule.UNKNOWN_COMPUTATION)
-  root = _find(
-    index_of_id, np.array([root_of_computation[key] for key in called.values.tolist()], np.int64)
-  )
+  root_ids = np.array([root_of_computation[key] for key in called_ids], np.int64)
+  root = _find(index_of_id, root_ids)
   _check(root >= 0, called, graph_lib.Rule.MISSING_ROOT)
 
   # An operand counts once per instruction, a called computation as often as it is called.
@@ -130,11 +124,12 @@ def _edge_index(module: Any, instructions: list[Any]) -> np.ndarray:
 
 
 def _find(index_of_id: dict[int, int], ids: np.ndarray) -> np.ndarray:
-  """int64 [size of ids], index of each id, -1 where there is none."""
+  """Returns the index of each id, int64 [size of ids], -1 where there is none."""
   return np.array([index_of_id.get(key, -1) for key in ids.tolist()], np.int64)
 
 
 def _check(good: np.ndarray, ids: ragged.Ragged, rule: graph_lib.Rule) -> None:
+  """Raises `Fault` for the first id that is not good."""
   if not good.all():
     bad = int(np.argmin(good))
     raise Fault(rule, int(ids.row[bad]), 0, int(ids.values[bad]))
@@ -148,64 +143,45 @@ def _columns() -> dict[str, int]:
 def _node_feat(
   module: Any, instructions: list[Any], sizes: np.ndarray, layout_padding: int
 ) -> np.ndarray:
-  """float32 [N, 140], columns named by `features.node_feature_names()`."""
+  """Returns the features, float32 [N, 140], columns named by `features.node_feature_names()`."""
   feat = np.zeros((len(instructions), features.NUM_NODE_FEATURES), np.float32)
-  feat[:, [column for name, column in _columns().items() if name.endswith('_product')]] = (
-    1  # The product of no values.
-  )
+  products = [column for name, column in _columns().items() if name.endswith('_product')]
+  feat[:, products] = 1  # The product of no values is 1.
 
   root_id = np.repeat(_scalar(module.computations, 'root_id'), sizes)
   _put(feat, _ALL, 'is_root', _scalar(instructions, 'id') == root_id)
   for name in ('parameter_number', 'feature_group_count', 'batch_group_count', 'is_stable'):
     _put(feat, _ALL, name, _scalar(instructions, name))
-  _put(
-    feat,
-    _ALL,
-    'dimensions_0',
-    ragged.Ragged.of([instruction.dimensions for instruction in instructions]).first(6),
-  )
+  dimensions = ragged.Ragged.of([instruction.dimensions for instruction in instructions])
+  _put(feat, _ALL, 'dimensions_0', dimensions.first(6))
 
   shapes = [instruction.shape for instruction in instructions]
   _put_element_type(feat, shapes)
-  _put(
-    feat,
-    _ALL,
-    'shape_dimensions_0',
-    ragged.Ragged.of([shape.dimensions for shape in shapes]).summary(6),
-  )
-  _put(
-    feat,
-    _ALL,
-    'shape_tuple_shapes_size',
-    np.fromiter((len(shape.tuple_shapes) for shape in shapes), np.int64, len(shapes)),
-  )
+  shape_dimensions = ragged.Ragged.of([shape.dimensions for shape in shapes])
+  _put(feat, _ALL, 'shape_dimensions_0', shape_dimensions.summary(6))
+  tuple_sizes = np.array([len(shape.tuple_shapes) for shape in shapes], np.int64)
+  _put(feat, _ALL, 'shape_tuple_shapes_size', tuple_sizes)
   minor_to_major = ragged.Ragged.of([shape.layout.minor_to_major for shape in shapes])
   _put(feat, _ALL, 'layout_minor_to_major_0', minor_to_major.first(6, fill=layout_padding))
 
-  # What follows is set on few ops: the others keep the zeros and ones from above.
+  # The features below are set on few ops; all other ops keep the zeros and ones from above.
   rows = _rows_with(instructions, 'window')
   windows = [instructions[row].window.dimensions for row in rows]
   for name, column in _WINDOW.items():
     _put(feat, rows, column, _attribute(windows, name).summary(6))
   reversal = _attribute(windows, 'window_reversal')
   true_count = reversal.summary(6)[:, 6:7]
-  _put(
-    feat,
-    rows,
-    'window_window_reversal_0',
-    np.concatenate(
-      [reversal.first(6), true_count, reversal.lengths[:, np.newaxis] - true_count], axis=1
-    ),
-  )
+  false_count = reversal.lengths[:, np.newaxis] - true_count
+  reversal_columns = np.concatenate([reversal.first(6), true_count, false_count], axis=1)
+  _put(feat, rows, 'window_window_reversal_0', reversal_columns)
 
   rows = _rows_with(instructions, 'convolution_dimension_numbers')
   numbers = [instructions[row].convolution_dimension_numbers for row in rows]
   for name, column in _CONVOLUTION.items():
     _put(feat, rows, column, _scalar(numbers, name))
   for name, column in _CONVOLUTION_SPATIAL.items():
-    _put(
-      feat, rows, column, ragged.Ragged.of([getattr(number, name) for number in numbers]).first(4)
-    )
+    spatial = ragged.Ragged.of([getattr(number, name) for number in numbers])
+    _put(feat, rows, column, spatial.first(4))
 
   rows = [row for row, instruction in enumerate(instructions) if instruction.slice_dimensions]
   slices = [instructions[row].slice_dimensions for row in rows]
@@ -225,16 +201,14 @@ def _put(feat: np.ndarray, rows: list[int] | slice, first_column: str, values: n
   """Writes `values`, [rows] or [rows, columns], from `first_column` on."""
   table = values if values.ndim == 2 else values[:, np.newaxis]
   column = _columns()[first_column]
-  # int64 to float32 without a float64 between, which would round twice.
+  # int64 becomes float32 directly: a float64 between the two would round twice.
   feat[rows, column : column + table.shape[1]] = table.astype(np.float32)
 
 
 def _put_element_type(feat: np.ndarray, shapes: list[Any]) -> None:
   first = _columns()['shape_element_type_is_invalid_type']
   column_of_type = {number: first + place for place, number in enumerate(protos.ELEMENT_TYPES)}
-  columns = np.fromiter(
-    (column_of_type.get(shape.element_type, -1) for shape in shapes), np.int64, len(shapes)
-  )
+  columns = np.array([column_of_type.get(shape.element_type, -1) for shape in shapes], np.int64)
   rows = np.flatnonzero(columns >= 0)  # A type that the dataset does not know has no column.
   feat[rows, columns[rows]] = 1
 

@@ -1,6 +1,4 @@
-"""What both implementations of the extractor give: the arrays of a graph, or the fault that
-forbids one.
-"""
+"""The interface of both implementations of the extractor: graph arrays, and errors of bad input."""
 
 from __future__ import annotations
 
@@ -17,15 +15,15 @@ from tpu_graphs.modules import features
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Graph:
-  """The graph of a module: the fields of the same names of `tpu_graphs.modules.module.Module`.
+  """The graph of a module; its fields are fields of `tpu_graphs.modules.module.Module`.
 
   Attributes:
     node_opcode: uint8 [N].
     node_feat: float32 [N, 140].
     edge_index: int64 [E, 2], rows (consumer, operand), sorted.
-    node_splits: int64 [S + 1] or [S]: the last entry, N, may be missing, `Module` appends it.
+    node_splits: int64 [S + 1] or [S]: the last entry, N, may be missing; `Module` appends it.
     computation: int64 [N].
-    unknown_opcodes: name -> number of ops.
+    unknown_opcodes: name of an unknown opcode -> number of ops.
   """
 
   node_opcode: np.ndarray
@@ -37,8 +35,12 @@ class Graph:
 
   @classmethod
   def of(cls, *, computation_sizes: np.ndarray, ends_segment: np.ndarray, **arrays) -> Graph:
-    """A graph by its arrays and, for each computation, its number of instructions and whether a
-    segment ends there.
+    """Returns a graph whose `node_splits` and `computation` are derived from its computations.
+
+    Args:
+      computation_sizes: int [computations], number of instructions of each computation.
+      ends_segment: bool or int [computations], whether a segment ends with the computation.
+      **arrays: the other fields.
     """
     ends = np.cumsum(computation_sizes, dtype=np.int64)[ends_segment.astype(bool)]
     return cls(
@@ -49,7 +51,7 @@ class Graph:
 
 
 class RunFlag(enum.IntFlag):
-  """What is known of a run; the numbers are those of the native extension."""
+  """Properties of a run; the native extension uses the same numbers."""
 
   ERROR = 1
   PROFILE = 2
@@ -59,7 +61,7 @@ class RunFlag(enum.IntFlag):
 
 
 class Rule(enum.IntEnum):
-  """A rule that is broken; the numbers are those of the native extension."""
+  """Rules that input can break; the native extension uses the same numbers."""
 
   UNKNOWN_OPERAND = 0
   UNKNOWN_COMPUTATION = 1
@@ -74,13 +76,13 @@ class Tuning(Protocol):
   """A module with its runs, as a file holds them.
 
   Attributes:
-    has_module: whether there is an HLO module.
-    name: of the HLO module.
-    fingerprint: 0 where there is none.
-    num_ops: N.
+    has_module: True if there is an HLO module.
+    name: the name of the HLO module.
+    fingerprint: the fingerprint of the HLO module; 0 where there is none.
+    num_ops: the number N of ops.
     config_nodes: uint64 [NC], indices of the configurable ops, unchecked.
     run_flags: uint8 [R], a `RunFlag` for each run.
-    run_time: int64 [R], ns.
+    run_time: int64 [R], the time of each run in ns.
   """
 
   has_module: bool
@@ -92,30 +94,39 @@ class Tuning(Protocol):
   run_time: np.ndarray
 
   def graph(self, layout_padding: int) -> Graph:
-    """The graph; `layout_padding` fills the unused places of layouts. Raises InputError."""
+    """Returns the graph.
+
+    Args:
+      layout_padding: the value of unused places in layouts.
+
+    Raises:
+      InputError: the module breaks a `Rule`.
+    """
 
   def tile_configs(self, positions: list[int]) -> np.ndarray:
-    """float32 [size of positions, 24], the configs of the runs at `positions`."""
+    """Returns the configs of the runs at `positions`, float32 [size of positions, 24]."""
 
   def layout_configs(self, positions: list[int]) -> np.ndarray:
-    """int8 [size of positions, NC, 18], the configs of the runs at `positions`. Raises
-    InputError.
+    """Returns the configs of the runs at `positions`, int8 [size of positions, NC, 18].
+
+    Raises:
+      InputError: a config breaks a `Rule`.
     """
 
   def find(self, index: int) -> tuple[str, str, int]:
-    """Name of the computation, name and id of the instruction at `index`."""
+    """Returns computation name, instruction name and instruction id of the op at `index`."""
 
   def hlo(self) -> bytes:
-    """The serialized HloModuleProto."""
+    """Returns the serialized HloModuleProto."""
 
 
 class Document(Protocol):
   """A file as a message of one type.
 
   Attributes:
-    num_tunings: number of modules with their runs.
-    knows_opcode: whether any instruction has an opcode of the table.
-    num_buffer_allocations: of an HloProto.
+    num_tunings: number of modules in the file.
+    knows_opcode: True if any instruction has an opcode of the table.
+    num_buffer_allocations: number of buffer allocations of an HloProto; 0 for other types.
   """
 
   num_tunings: int
@@ -123,21 +134,21 @@ class Document(Protocol):
   num_buffer_allocations: int
 
   def names(self) -> list[str]:
-    """The names of all modules and computations that have one."""
+    """Returns the names of all modules and computations that have a name."""
 
   def tuning(self, index: int) -> Tuning:
-    """The module at `index` with its runs."""
+    """Returns the module at `index` with its runs."""
 
 
 def broken(tuning: Tuning, rule: Rule, index: int, node: int, value: int) -> errors.InputError:
-  """The error for a rule that is broken.
+  """Returns the error for a broken rule.
 
   Args:
-    tuning: where.
-    rule: which.
-    index: of the instruction or, for rules of configs, the run.
-    node: of the config.
-    value: the id, count or dimension that breaks it.
+    tuning: the module that breaks the rule.
+    rule: the broken rule.
+    index: the index of the instruction or, for rules of configs, of the run.
+    node: the index of the node of the config.
+    value: the id, count or dimension that breaks the rule.
   """
   if rule in (Rule.NODE_COUNT, Rule.TENSOR_COUNT, Rule.DIMENSION):
     run, limits = f'runs[{index}]', np.iinfo(np.int8)

@@ -1,6 +1,4 @@
-"""Which implementation of the extractor is used: the native extension where it was built, else
-Python.
-"""
+"""Choice of the extractor's implementation: the native extension if it was built, else Python."""
 
 from __future__ import annotations
 
@@ -20,16 +18,16 @@ _LOG = logging.getLogger(__name__)
 
 
 def implementation() -> str:
-  """'native' or 'python', whichever extracts graphs in this process.
+  """Returns 'native' or 'python', the implementation that extracts graphs in this process.
 
   Raises:
-    InputError: the environment asks for one that is not there.
+    InputError: the environment variable names an implementation that is not available.
   """
   return PYTHON if _active() is twin else NATIVE
 
 
 def parse(type_name: str, data: bytes) -> graph.Document | None:
-  """`data` as a message of the type; None where they are none."""
+  """Parses `data` as a message of the type; returns None if `data` is not such a message."""
   return _active().parse(type_name, data)
 
 
@@ -55,8 +53,8 @@ def _active() -> ModuleType:
         fix='install the package where a C++ compiler is found',
       ) from error
     _LOG.warning(
-      'HLO is read in Python, many times slower than by the native extension, which was not built (%s); '
-      'reinstall the package where a C++ compiler is found',
+      'HLO is read in Python, many times slower than with the native extension, which was not '
+      'built (%s); reinstall the package where a C++ compiler is found',
       error,
     )
     return twin

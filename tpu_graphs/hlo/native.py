@@ -10,16 +10,12 @@ from tpu_graphs.hlo import _native
 from tpu_graphs.hlo import graph
 from tpu_graphs.modules import features
 
-_FILE_TYPES = (
-  'TuningData',
-  'ModuleTuningData',
-  'HloProto',
-  'HloModuleProto',
-)  # The order of the C++ enum.
+# The C++ enum `FileType` has the same order.
+_FILE_TYPES = ('TuningData', 'ModuleTuningData', 'HloProto', 'HloModuleProto')
 
 
 def parse(type_name: str, data: bytes) -> Document | None:
-  """`data` as a message of the type; None where they are none."""
+  """Parses `data` as a message of the type; returns None if `data` is not such a message."""
   document = _native.parse(data, _FILE_TYPES.index(type_name), _opcodes())
   return None if document is None else Document(document)
 
@@ -42,9 +38,8 @@ class Document:
     self._last: tuple[int, Tuning] | None = None
 
   def tuning(self, index: int) -> graph.Tuning:
-    if (
-      self._last is None or self._last[0] != index
-    ):  # Most files have one, which is asked for more than once.
+    # Most files have one tuning, and callers ask for it more than once.
+    if self._last is None or self._last[0] != index:
       self._last = index, Tuning(self._document.tuning(index))
     return self._last[1]
 
@@ -66,9 +61,8 @@ class Tuning:
     self.tile_configs = tuning.tile_configs
 
   def graph(self, layout_padding: int) -> graph.Graph:
-    fault, opcode, feat, edge_index, sizes, ends_segment, unknown_opcodes = self._tuning.graph(
-      layout_padding
-    )
+    result = self._tuning.graph(layout_padding)
+    fault, opcode, feat, edge_index, sizes, ends_segment, unknown_opcodes = result
     if fault is not None:
       raise graph.broken(self, graph.Rule(fault[0]), *fault[1:])
     return graph.Graph.of(

@@ -1,9 +1,9 @@
-"""The protobuf messages that are read here, each reduced to the fields that are used.
+"""The protobuf messages that the extractor reads, reduced to the fields that are used.
 
-Numbers, types and labels are those of XLA's `xla_data.proto` and `hlo.proto` and of the
+Numbers, types and labels are taken from XLA's `xla_data.proto` and `hlo.proto`, and from the
 `tuning.proto` of the published TpuGraphs dataset; all other fields of a file are ignored.
 TensorFlow brings the full XLA messages, but importing it takes seconds, and it registers their
-names in the default descriptor pool. Those here live in a pool of their own.
+names in the default descriptor pool. The messages here have their own descriptor pool.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ _MESSAGES = {
     _one(1, 'hlo_module', 'HloModuleProto'),
     _one(3, 'buffer_assignment', 'BufferAssignmentProto'),
   ],
-  # Its field 3 tells it from a ConfigProfile, which is field 3 of a ModuleTuningData as this is of
-  # an HloProto.
+  # A ConfigProfile is field 3 of a ModuleTuningData as this message is field 3 of an HloProto. The
+  # `buffer_allocations` distinguish the two.
   'BufferAssignmentProto': [_many(3, 'buffer_allocations', 'BufferAllocationProto')],
   'BufferAllocationProto': [],
   'HloModuleProto': [
@@ -162,8 +162,8 @@ _MESSAGES = {
 }
 _ONEOF = {'ConfigProfile': ('config', ('op_config', 'module_config'))}
 
-# An HloModuleProto as to its dots. Apart from the rest: no graph depends on them, so a fault in
-# them refuses no file.
+# An HloModuleProto reduced to its dots. These messages are separate because no graph depends on
+# them: a file with a fault in a dot can still be read.
 _DOT_MESSAGES = {
   'DotModule': [_many(3, 'computations', 'DotComputation')],
   'DotComputation': [_many(2, 'instructions', 'DotInstruction')],
@@ -193,9 +193,8 @@ def _file(
     if oneof:
       message.oneof_decl.add(name=oneof)
     for number, name, type_name, repeated in fields:
-      field = message.field.add(
-        name=name, number=number, label=_Proto.LABEL_REPEATED if repeated else _Proto.LABEL_OPTIONAL
-      )
+      label = _Proto.LABEL_REPEATED if repeated else _Proto.LABEL_OPTIONAL
+      field = message.field.add(name=name, number=number, label=label)
       if type_name in _SCALARS:
         field.type = _SCALARS[type_name]
       else:

@@ -1,5 +1,6 @@
-"""Which protobuf message is this? Bytes carry no type, and a file of one type may well parse as
-another.
+"""Recognition of the type of a protobuf message.
+
+The bytes do not name their type, and a file of one type may well parse as another.
 """
 
 from __future__ import annotations
@@ -13,49 +14,52 @@ MODULE_TUNING = 'ModuleTuningData'
 HLO = 'HloProto'
 HLO_MODULE = 'HloModuleProto'
 
-# What a file of a kind may be, the most likely first; None is any kind. A program without runs
-# serves both.
+# Message types that a file of a kind may have, the most likely first; None is any kind. A program
+# without runs can serve both kinds.
 _TYPES_OF_KIND: dict[str | None, tuple[str, ...]] = {
   'tile': (TUNING, HLO, HLO_MODULE),
   'layout': (MODULE_TUNING, HLO, HLO_MODULE),
   None: (MODULE_TUNING, TUNING, HLO, HLO_MODULE),
 }
 _TUNING_TYPES = {TUNING: 'tile', MODULE_TUNING: 'layout'}
-# How much of an HLO module shows when bytes are parsed as a type.
+# Degrees of evidence of an HLO module that bytes show when they are parsed as a type.
 _KNOWN_OPCODE, _NAME, _NOTHING = 2, 1, 0
 
-_FIRST_TAG = 0x0A  # Field 1 with a length: each of the messages begins with it.
+_FIRST_TAG = 0x0A  # Field 1 with a length: every message begins with it.
 _VARINT, _WITH_LENGTH = 0, 2  # Wire types.
 _FIXED_SIZES = {1: 8, 5: 4}  # Wire type -> bytes of the value.
 
 
 def parse(data: bytes, kind: str | None) -> tuple[str, graph.Document]:
-  """The name of the type of the message in `data`, and the message.
+  """Returns the name of the type of the message in `data`, and the message.
 
-  A type counts by what of an HLO module shows when `data` is parsed as it: instructions with
-  opcodes of the table, or else modules and computations with printable names. Where nothing
-  shows in any type, the kind decides.
+  Each type is judged by the HLO modules that appear when `data` is parsed as that type: the best
+  evidence is an instruction with an opcode of the table, the next a module or computation with a
+  printable name. Where no type shows evidence, the kind decides.
 
   Args:
     data: the serialized message.
     kind: 'tile', 'layout', or None for any type.
 
   Raises:
-    InputError: `data` is empty, cut off, of a type that does not fit the kind, or no such
+    InputError: `data` is empty, cut off, of a type that does not fit the kind, or not such a
       message at all.
   """
   if not data:
     raise errors.InputError('empty file', found='0 bytes', expected=_expected(kind))
   wanted = _TYPES_OF_KIND[kind]
   best, document, evidence = '', None, _NOTHING
-  # An HloProto looks like tuning data without runs, and tuning data much like an HloProto: the
-  # former is tried later.
+  # An HloProto looks like tuning data without runs, and tuning data looks much like an HloProto.
+  # Tuning data is tried first; `_without_runs` then finds the HloProto.
   for name in dict.fromkeys((wanted[0], MODULE_TUNING, TUNING, HLO, HLO_MODULE)):
     candidate = implementations.parse(name, data)
     if candidate is None:
       continue
     found = _evidence(candidate)
-    if found > evidence or (kind and name == wanted[0] and _holds_module(name, candidate)):
+    is_better = found > evidence
+    if not is_better and kind and name == wanted[0]:
+      is_better = _holds_module(name, candidate)
+    if is_better:
       best, document, evidence = name, candidate, found
     if evidence == _KNOWN_OPCODE:
       break
@@ -84,14 +88,20 @@ def _holds_module(name: str, document: graph.Document) -> bool:
 def _evidence(document: graph.Document) -> int:
   if document.knows_opcode:
     return _KNOWN_OPCODE
-  return _NAME if any(name.isprintable() for name in document.names()) else _NOTHING
+  if any(name.isprintable() for name in document.names()):
+    return _NAME
+  return _NOTHING
 
 
 def _without_runs(document: graph.Document, data: bytes) -> graph.Document | None:
-  """The HloProto that `document`, a ModuleTuningData, and `data` are in truth; None if they are
-  none.
+  """Returns the HloProto that was parsed as a ModuleTuningData, or None if it is tuning data.
 
-  That is where nothing tells of tuning, or what looks like the only run is the buffer assignment.
+  It is an HloProto if it has no runs, fingerprint or configurable ops, or if its only run is a
+  buffer assignment, which has the same field number.
+
+  Args:
+    document: the message, parsed as a ModuleTuningData.
+    data: the serialized message.
   """
   tuning = document.tuning(0)
   if tuning.run_flags.size > 1 or tuning.fingerprint or tuning.config_nodes.size:
@@ -122,7 +132,7 @@ def _not_recognized(data: bytes, kind: str | None) -> errors.InputError:
 
 
 def _end_of_last_field(data: bytes) -> int:
-  """Where the last field ends, beyond the data where they are cut off; 0 if they are no fields."""
+  """Returns the end of the last field, beyond `data` if it is cut off; 0 if there are no fields."""
   at = 0
   while at < len(data):
     tag, at = _varint(data, at)
@@ -138,9 +148,7 @@ def _end_of_last_field(data: bytes) -> int:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-  """The number that starts at `at`, and where it ends: beyond the data where they are cut off in
-  it.
-  """
+  """Returns the number at `at` and the offset of its end, beyond `data` if it is cut off."""
   value = 0
   for shift in range(0, 70, 7):  # At most 10 bytes.
     if at >= len(data):

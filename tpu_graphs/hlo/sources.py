@@ -1,5 +1,4 @@
-"""Functions of TensorFlow and JAX -> modules, so that a program can be ranked before it was ever
-measured.
+"""Functions of TensorFlow and JAX -> modules, to rank a program before it was ever measured.
 
 ```
 module = hlo.from_tf(model, tf.TensorSpec([8, 224, 224, 3]), name='resnet50')
@@ -29,13 +28,16 @@ def from_tf(
   choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
   **kwargs: Any,
 ) -> module_lib.Module:
-  """A TensorFlow function as a module without configs.
+  """Returns a TensorFlow function as a module without configs.
 
   Args:
-    function: see `tf_to_proto`, as are `args`, `optimized` and `kwargs`.
+    function: the function; see `tf_to_proto`.
+    *args: see `tf_to_proto`.
+    optimized: see `tf_to_proto`.
     name: the `module_id`; None takes the name of the HLO module and a digest.
     kind: 'layout' or 'tile'.
-    choices: how node features are made.
+    choices: choices of how node features are made.
+    **kwargs: see `tf_to_proto`.
 
   Raises:
     InputError: TensorFlow or XLA refuses the function.
@@ -52,13 +54,16 @@ def from_jax(
   choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
   **kwargs: Any,
 ) -> module_lib.Module:
-  """A JAX function as a module without configs.
+  """Returns a JAX function as a module without configs.
 
   Args:
-    function: see `jax_to_proto`, as are `args`, `optimized` and `kwargs`.
+    function: the function; see `jax_to_proto`.
+    *args: see `jax_to_proto`.
+    optimized: see `jax_to_proto`.
     name: the `module_id`; None takes the name of the HLO module and a digest.
     kind: 'layout' or 'tile'.
-    choices: how node features are made.
+    choices: choices of how node features are made.
+    **kwargs: see `jax_to_proto`.
 
   Raises:
     InputError: JAX is not installed, or it or XLA refuses the function.
@@ -76,15 +81,17 @@ def _module(
 def tf_to_proto(
   function: Callable[..., Any], *args: Any, optimized: bool = False, **kwargs: Any
 ) -> bytes:
-  """The HLO of a TensorFlow function, as it is under tf.function(jit_compile=True); its
-  variables become parameters.
+  """Returns the HLO of a TensorFlow function under tf.function(jit_compile=True).
+
+  The variables of the function become parameters.
 
   Args:
-    function: a function, under tf.function or not, a Keras model, or anything else that can be
-    called. *args: of the function: tf.TensorSpec of static shape, tensors, arrays, Python
+    function: a function, under tf.function or not, a Keras model, or any other callable.
+    *args: arguments of the function: tf.TensorSpec of static shape, tensors, arrays, Python
       values, and nests of them. Python values are fixed; the others are inputs of the program.
-    optimized: whether XLA's passes for the device have run, rather than the program as it comes
-    from TensorFlow. **kwargs: of the function, likewise.
+    optimized: True for the program after XLA's passes for the device, False for the program as
+      TensorFlow hands it to XLA.
+    **kwargs: keyword arguments of the function, likewise.
 
   Returns:
     A serialized HloModuleProto.
@@ -94,11 +101,11 @@ def tf_to_proto(
   """
   tf = _import('tensorflow', 'tpu_graphs')
   leaves = tf.nest.flatten((args, kwargs))
-  inputs = {
-    i: tf.TensorSpec(leaf.shape, leaf.dtype)
-    for i, leaf in enumerate(leaves)
-    if hasattr(leaf, 'shape') and hasattr(leaf, 'dtype') and not isinstance(leaf, tf.Variable)
-  }
+  inputs = {}
+  for i, leaf in enumerate(leaves):
+    is_array = hasattr(leaf, 'shape') and hasattr(leaf, 'dtype')
+    if is_array and not isinstance(leaf, tf.Variable):
+      inputs[i] = tf.TensorSpec(leaf.shape, leaf.dtype)
   python_function = getattr(function, 'python_function', function)
 
   def call(*tensors):
@@ -109,21 +116,22 @@ def tf_to_proto(
   call.__name__ = _name_of(function)
   stage = 'optimized_hlo_serialized' if optimized else 'hlo_serialized'
   try:
-    return tf.function(call, jit_compile=True).experimental_get_compiler_ir(*inputs.values())(
-      stage=stage
-    )
+    compiled = tf.function(call, jit_compile=True)
+    return compiled.experimental_get_compiler_ir(*inputs.values())(stage=stage)
   except (TypeError, ValueError, NotImplementedError, tf.errors.OpError) as error:
     raise _refused('TensorFlow', function, error) from error
 
 
 def jax_to_proto(function: Any, *args: Any, optimized: bool = False, **kwargs: Any) -> bytes:
-  """The HLO of a JAX function.
+  """Returns the HLO of a JAX function.
 
   Args:
-    function: a function, under jax.jit or not; or a jax.stages.Lowered or Compiled, which takes
-    no arguments any more. *args: of the function: arrays, jax.ShapeDtypeStruct, and trees of them.
-    optimized: whether XLA's passes for the device have run, as they have in a
-    jax.stages.Compiled anyway. **kwargs: of the function.
+    function: a function, under jax.jit or not; or a jax.stages.Lowered or Compiled, which takes no
+      further arguments.
+    *args: arguments of the function: arrays, jax.ShapeDtypeStruct, and trees of them.
+    optimized: True for the program after XLA's passes for the device; a jax.stages.Compiled always
+      has these passes behind it.
+    **kwargs: keyword arguments of the function.
 
   Returns:
     A serialized HloModuleProto.
@@ -165,10 +173,9 @@ def _import(name: str, distribution: str) -> Any:
 
 
 def _refused(framework: str, function: Any, error: Exception) -> errors.InputError:
-  lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
-    type(error).__name__
-  ]
-  # TensorFlow may quote a traceback, whose last line says what is wrong; else the first one does.
+  lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+  lines = lines or [type(error).__name__]
+  # TensorFlow may quote a traceback, whose last line names the fault. Other messages name it first.
   line = lines[-1] if lines[0].startswith('in user code') else lines[0]
   return errors.InputError(
     f'function that {framework} cannot compile', where=_name_of(function), found=line[:400]
@@ -176,8 +183,5 @@ def _refused(framework: str, function: Any, error: Exception) -> errors.InputErr
 
 
 def _name_of(function: Any) -> str:
-  return str(
-    getattr(function, '__name__', None)
-    or getattr(function, 'name', None)
-    or type(function).__name__
-  )
+  name = getattr(function, '__name__', None) or getattr(function, 'name', None)
+  return str(name or type(function).__name__)

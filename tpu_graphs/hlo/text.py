@@ -1,9 +1,9 @@
-"""HLO text -> HLO protobuf, by the parser of an installed jaxlib.
+"""HLO text -> HLO protobuf, via the parser of an installed jaxlib.
 
-XLA reads text of its own version only: one attribute or opcode that is newer than the parser,
-and it refuses the whole file; for some mistakes in a text it ends the process. So it only gets
-what graphs depend on; the rest is left out, or put in a form that it takes as it comes. This
-also makes the result the same with any version of jaxlib.
+XLA's parser reads only text of its own version: it refuses a whole file because of one newer
+attribute or opcode, and ends the process for some mistakes in a text. So the parser gets only the
+parts that graphs depend on. All else is left out, or written in a form that the parser does not
+check. This also makes the result the same with every version of jaxlib.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tpu_graphs import errors
 from tpu_graphs.hlo import protos
 from tpu_graphs.modules import features
 
-# Where jaxlib has its parser, the newest versions first.
+# Modules of jaxlib that may hold the parser, the newest version of jaxlib first.
 _PARSERS = ('jaxlib._hlo', 'jaxlib._jax', 'jaxlib.xla_extension')
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
@@ -28,10 +28,10 @@ _SPACE = rf'(?:\s|{_COMMENT})*'
 _NAME = r'%?[\w.\-]+'
 _STRING_OR_COMMENT = re.compile(f'{_STRING}|{_COMMENT}', re.DOTALL)
 _TOKEN = re.compile(rf'{_STRING}|{_COMMENT}|[()\[\]{{}},\n]', re.DOTALL)
-_MAX_SHOWN = 150  # Characters of a line, in errors.
-_MAX_DEPTH = (
-  100  # Of brackets; the parser calls itself for each, and ends the process when the stack is full.
-)
+_MAX_SHOWN = 150  # Number of characters of a line that an error shows.
+# Largest depth of nested brackets. The parser calls itself for each bracket, and ends the process
+# when the stack is full.
+_MAX_DEPTH = 100
 
 
 def _pattern(pattern: str) -> re.Pattern[str]:
@@ -54,9 +54,9 @@ _END = _pattern(r'\Z')
 _NUMBER = re.compile(r'\s*\d{1,100}\s*')
 _ASYNCHRONOUS = re.compile(r'(.+)(-start|-update|-done)')
 
-# What an op keeps beside name, shape and operands: what features are made of, what the parser
-# insists on, and what a dot multiplies. An op that is not listed, or has none of these, travels as
-# a custom-call.
+# Attributes that an op keeps beside its name, shape and operands: those that features need, those
+# that the parser requires, and the dimensions of a dot. An op that is not listed here, or has none
+# of the listed attributes, is written as a custom-call.
 _WINDOW = ('window', 'dim_labels')
 _GROUPS = ('feature_group_count', 'batch_group_count')
 _KEPT = {
@@ -100,17 +100,18 @@ _COMPUTATIONS = (
   'true_computation',
   'false_computation',
 )
-_TRAVELLER = 'tpu_graphs.opcode:'  # Before the true opcode, as the target of a custom-call.
+# Prefix of the true opcode in the target of a custom-call that stands for another op.
+_TRAVELLER = 'tpu_graphs.opcode:'
 _TARGET_FIELD = 28  # `custom_call_target` of an HloInstructionProto.
 
 _LAYOUT = re.compile(r'\{([^:{}]*)[^{}]*\}')
 _ELEMENT_TYPE = re.compile(r'\w+(?=\[)')
 _TYPES = frozenset(name.removesuffix('_TYPE').lower() for name in protos.ELEMENT_TYPES.values())
-_OTHER_TYPE = 'f8e5m2'  # Has no feature, as all types that are not listed.
+_OTHER_TYPE = 'f8e5m2'  # Stands for every type that is not listed: none of them has a feature.
 
 
 def is_text(data: bytes) -> bool:
-  """Whether `data` is HLO text; it may begin with comments."""
+  """Returns True if `data` is HLO text, which may begin with comments."""
   head = data[:10_000].decode('utf-8-sig', errors='replace')
   return bool(_HEADER.match(head)) and not _BINARY.search(head)
 
@@ -118,8 +119,8 @@ def is_text(data: bytes) -> bool:
 def to_proto(data: bytes, *, name: str = '<bytes>') -> bytes:
   """Parses HLO text.
 
-  The result holds what features are made of, and the dimension numbers of dots. Names are those
-  of the text; ids are given anew.
+  The result holds the fields that features need, and the dimension numbers of dots. Names are
+  kept; ids are assigned again.
 
   Args:
     data: the text of a whole module.
@@ -129,7 +130,7 @@ def to_proto(data: bytes, *, name: str = '<bytes>') -> bytes:
     A serialized HloModuleProto.
 
   Raises:
-    InputError: jaxlib is not installed, or this is no HLO text that can be parsed.
+    InputError: jaxlib is not installed, or `data` is not HLO text that can be parsed.
   """
   with errors.in_file(name):
     parse = _parser()
@@ -151,25 +152,31 @@ def _parser() -> Callable[[str], Any]:
   raise errors.InputError(
     'HLO text cannot be read without jaxlib',
     expected='an HLO protobuf',
-    fix="pip install 'tpu_graphs[jax]', or write the program as a protobuf: XLA does by "
-    "--xla_dump_hlo_as_proto, TensorFlow by experimental_get_compiler_ir with stage 'hlo_serialized'",
+    fix="pip install 'tpu_graphs[jax]', or write the program as a protobuf: XLA does so with "
+    '--xla_dump_hlo_as_proto, TensorFlow with experimental_get_compiler_ir and stage '
+    "'hlo_serialized'",
   )
 
 
 def _refused(message: str, source: str) -> errors.InputError:
-  """What the parser's message says first; its lines are those of `source`."""
-  faults = re.findall(r'was parsing (\d+):\d+: error: (.*)', message)
-  # One that ends with a colon only leads to the next.
-  line, fault = next(
-    (fault for fault in faults if not fault[1].endswith(':')), (None, ' '.join(message.split()))
-  )
-  return _error(source, line and int(line), found=fault)
+  """Returns the error for the first fault in the parser's message.
+
+  Args:
+    message: the parser's message, with line numbers of `source`.
+    source: the text.
+  """
+  for line, fault in re.findall(r'was parsing (\d+):\d+: error: (.*)', message):
+    if not fault.endswith(':'):  # A fault with a colon at its end only introduces the next one.
+      return _error(source, int(line), found=fault)
+  return _error(source, None, found=' '.join(message.split()))
 
 
 def _error(
   source: str, line: int | None, *, found: str | None = None, expected: str | None = None
 ) -> errors.InputError:
-  [text] = source.split('\n')[line - 1 : line] if line else ['']
+  text = ''
+  if line:
+    [text] = source.split('\n')[line - 1 : line]
   shown = repr(text.strip()[:_MAX_SHOWN])
   return errors.InputError(
     'HLO text cannot be parsed',
@@ -180,7 +187,7 @@ def _error(
 
 
 class _Scanner:
-  """A place in a text that moves on."""
+  """A position in a text that moves forward as parts are read."""
 
   def __init__(self, text: str):
     self.text = text
@@ -196,9 +203,7 @@ class _Scanner:
     return self.match(pattern) or self._fail(what)
 
   def until(self, stops: str) -> str:
-    """What lies before the next of the characters `stops` outside of brackets, or before a
-    bracket that closes more.
-    """
+    """Reads up to a character of `stops` outside of brackets, or an unmatched closing bracket."""
     depth, start = 0, self.at
     for token in _TOKEN.finditer(self.text, start):
       self.at = token.start()
@@ -217,7 +222,7 @@ class _Scanner:
     return self.text[start : self.at]
 
   def group(self) -> str:
-    """A pair of brackets and what lies in it."""
+    """Reads a pair of brackets with its content."""
     start = self.at
     self.at += 1
     self.until('')
@@ -244,28 +249,28 @@ class _Scanner:
 
 
 def _simplify(source: str) -> str:
-  """The module in `source` reduced to what graphs depend on, each part on the same line as
-  before.
-  """
+  """Reduces the module in `source` to the parts that graphs depend on; each part keeps its line."""
   scanner = _Scanner(source)
   pieces: list[str] = []
   done = 0
 
   def write(piece: str) -> None:
     nonlocal done
-    pieces.append('\n' * (source.count('\n', done, scanner.at) - piece.count('\n')) + piece + ' ')
+    missing_lines = source.count('\n', done, scanner.at) - piece.count('\n')
+    pieces.append('\n' * missing_lines + piece + ' ')
     done = scanner.at
 
   name = scanner.expect(_HEADER, 'HloModule and a name')[1]
   scanner.attributes()
   write(f'HloModule {name}')
-  while len(pieces) == 1 or not scanner.match(_END):  # At least one computation.
+  while len(pieces) == 1 or not scanner.match(_END):  # A module has at least one computation.
     head = scanner.expect(_COMPUTATION, 'a computation')[1]
     if source[scanner.at : scanner.at + 1].isdigit():
-      while scanner.match(_TABLE_ROW):  # A table of source files that metadata refers to.
+      # This is a table of source files that metadata refers to, not a computation.
+      while scanner.match(_TABLE_ROW):
         scanner.until('\n')
       continue
-    if scanner.shape():  # That of the parameters.
+    if scanner.shape():  # The shapes of the parameters may be left out.
       scanner.expect(_ARROW, '->')
       scanner.shape()
     scanner.expect(_OPEN, '{')
@@ -273,20 +278,21 @@ def _simplify(source: str) -> str:
     parameters: list[int] = []
     while not scanner.match(_CLOSE):
       write(_simplify_instruction(scanner, parameters))
-    if sorted(parameters) != list(range(len(parameters))):  # The parser would end the process.
+    # The parser would end the process because of other numbers.
+    if sorted(parameters) != list(range(len(parameters))):
       raise errors.InputError(
         'parameters not numbered one by one',
         where=f'computation {head}',
         found=sorted(parameters),
         expected=f'0 to {len(parameters) - 1}',
       )
-    scanner.attributes()  # Such as the thread that runs it.
+    scanner.attributes()  # A computation may name the thread that runs it.
     write('}')
   return ''.join(pieces)
 
 
 def _simplify_instruction(scanner: _Scanner, parameters: list[int]) -> str:
-  """The next instruction; if it is a parameter, its number goes to `parameters`."""
+  """Reads and reduces the next instruction; adds the number of a parameter to `parameters`."""
   start = scanner.at
   head = scanner.expect(_INSTRUCTION, 'an instruction')[1]
   shape = scanner.shape()
@@ -295,10 +301,11 @@ def _simplify_instruction(scanner: _Scanner, parameters: list[int]) -> str:
   attributes = scanner.attributes()
   if opcode == 'parameter' and _NUMBER.fullmatch(operands):
     parameters.append(int(operands))
-  if shape is None:  # The parser infers it, which may take all there is.
+  if shape is None:  # The parser infers the shape, for which it may need everything.
     return scanner.text[start : scanner.at]
 
-  step = ''  # An asynchronous op is written as what it runs, and a step of that.
+  # The opcode of an asynchronous op is the opcode that it runs, and a step such as '-start'.
+  step = ''
   if opcode not in features.opcodes() and (found := _ASYNCHRONOUS.fullmatch(opcode)):
     opcode, step = found.groups()
   names = _KEPT.get(opcode)
@@ -312,12 +319,9 @@ def _simplify_instruction(scanner: _Scanner, parameters: list[int]) -> str:
     if step in ('', '-start'):
       kept['custom_call_target'] = f'"{_TRAVELLER}{opcode}"'
     opcode = 'custom-call'
-  return ', '.join(
-    [
-      f'{head} = {_simplify_shape(shape)} {opcode}{step}({_names(operands)})',
-      *(f'{name}={value}' for name, value in kept.items()),
-    ]
-  )
+  parts = [f'{head} = {_simplify_shape(shape)} {opcode}{step}({_names(operands)})']
+  parts += [f'{name}={value}' for name, value in kept.items()]
+  return ', '.join(parts)
 
 
 def _without_comments(text: str) -> str:
@@ -325,34 +329,39 @@ def _without_comments(text: str) -> str:
 
 
 def _simplify_shape(shape: str) -> str:
-  """Dimensions and their order in memory, without what else a layout holds, and with element
-  types that are known.
-  """
-  shape = _LAYOUT.sub(
-    lambda layout: f'{{{layout[1]}}}' if layout[1] else '', _without_comments(shape)
-  )
-  return _ELEMENT_TYPE.sub(lambda name: name[0] if name[0] in _TYPES else _OTHER_TYPE, shape)
+  """Reduces a shape to dimensions, their order in memory, and element types that are known."""
+
+  def order_only(layout: re.Match[str]) -> str:
+    return f'{{{layout[1]}}}' if layout[1] else ''
+
+  def known_type(name: re.Match[str]) -> str:
+    return name[0] if name[0] in _TYPES else _OTHER_TYPE
+
+  shape = _LAYOUT.sub(order_only, _without_comments(shape))
+  return _ELEMENT_TYPE.sub(known_type, shape)
 
 
 def _names(operands: str) -> str:
-  """Operands without their shapes."""
+  """Returns the operands without their shapes."""
   scanner = _Scanner(operands)
   names = []
   while scanner.at < len(operands):
     operand = scanner.until(',').strip()
     scanner.at += 1
-    # An instruction within the operands ends with a bracket.
-    names.append(operand if operand.endswith(')') else operand.split()[-1] if operand else '')
+    if operand and not operand.endswith(')'):  # A nested instruction ends with a bracket: it stays.
+      operand = operand.split()[-1]
+    names.append(operand)
   return ', '.join(names)
 
 
 def _restore_opcodes(serialized: bytes) -> bytes:
+  """Restores the opcodes of ops that were written as custom-calls."""
   module = protos.HloModuleProto.FromString(serialized)
   for computation in module.computations:
     for instruction in computation.instructions:
       if instruction.opcode == 'custom-call' and (opcode := _opcode_of_traveller(instruction)):
         instruction.opcode = opcode
-        for name in _GROUPS:  # Set on each custom-call.
+        for name in _GROUPS:  # The parser sets these on every custom-call.
           instruction.ClearField(name)
   return module.SerializeToString()
 

@@ -1,8 +1,8 @@
-"""Tuning data -> modules: which runs are measurements, and what configs they had.
+"""Tuning data -> modules: selection of the runs that are measurements, with their configs.
 
-The rules of selection are those of google-research-datasets/tpu_graphs,
-`process_data/xla/tuning_data_iterator.cc`, but
-for one: a layout run of 1 ns is dropped as no measurement, as it is in tile data.
+The selection follows `process_data/xla/tuning_data_iterator.cc` of
+google-research-datasets/tpu_graphs, with one exception: a layout run of 1 ns is dropped because it
+is not a measurement, as in tile data.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tpu_graphs.modules import feature_choices
 from tpu_graphs.modules import features
 from tpu_graphs.modules import module as module_lib
 
-# Why a run is not among the configs of its module.
+# Reasons why a run is not among the configs of its module.
 RUN_FAILED = 'run failed (error set)'
 RUN_WITHOUT_CONFIG = 'no module config'
 RUN_WITHOUT_PROFILE = 'no profile'
 RUN_TOO_SHORT = f'time <= {module_lib.MIN_RUNTIME_NS - 1} ns'
 RUN_WITHOUT_DEFAULT = 'no default run'
-# Why a module of a tile file is not among those that are read.
+# Reasons why a module of a tile file is not read.
 SKIPPED_FEW_RUNS = 'at most one run'
 SKIPPED_WITHOUT_HLO = 'no HLO module'
 SKIPPED_WITHOUT_TILES = 'a run without tile config'
@@ -44,14 +44,14 @@ _LOG = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Extraction:
-  """What a file of measured HLO modules holds.
+  """The content of a file of measured HLO modules.
 
   Attributes:
-    modules: those that are read, in the order of the file.
+    modules: the modules that are read, in the order of the file.
     skipped: reason, one of the `SKIPPED_…` of this package -> number of modules of the file that
       are not read.
-    type_name: what was read: the name of the protobuf message, 'HLO text' or 'npz'.
-    tunings: what each module was made of; nothing for npz.
+    type_name: the name of the protobuf message that was read, 'HLO text' or 'npz'.
+    tunings: the source of each module; empty for npz.
   """
 
   modules: tuple[module_lib.Module, ...]
@@ -60,7 +60,7 @@ class Extraction:
   tunings: tuple[graph.Tuning, ...] = dataclasses.field(default=(), repr=False)
 
   def program(self, index: int) -> bytes | None:
-    """The serialized HloModuleProto of the module at `index`; None for npz."""
+    """Returns the serialized HloModuleProto of the module at `index`; None for npz."""
     return self.tunings[index].hlo() if self.tunings else None
 
 
@@ -70,10 +70,10 @@ def from_file(
   kind: str | None = None,
   choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
 ) -> list[module_lib.Module]:
-  """The modules in a file of HLO; as `read`, but what is left out is logged.
+  """Reads the modules in a file of HLO; see `read`. Skipped modules and unknown opcodes are logged.
 
   Raises:
-    InputError: the file cannot be opened, or it is refused by `read`.
+    InputError: the file cannot be opened, or `read` refuses it.
   """
   try:
     with open(path, 'rb') as file:
@@ -92,7 +92,11 @@ def from_bytes(
   name: str = '<bytes>',
   choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
 ) -> list[module_lib.Module]:
-  """The modules in the bytes of a file of HLO; as `read`, but what is left out is logged."""
+  """Reads the modules in the bytes of a file of HLO, and logs skipped modules and unknown opcodes.
+
+  Raises:
+    InputError: `read` refuses the bytes.
+  """
   extraction = read(data, kind=kind, name=name, choices=choices)
   unknown: collections.Counter[str] = collections.Counter()
   for module in extraction.modules:
@@ -102,9 +106,8 @@ def from_bytes(
     ('ops of unknown opcodes, read as opcode 0', unknown),
   ):
     if counts:
-      _LOG.warning(
-        '%s: %s: %s', name, what, ', '.join(f'{count} ({key})' for key, count in counts.items())
-      )
+      listed = ', '.join(f'{count} ({key})' for key, count in counts.items())
+      _LOG.warning('%s: %s: %s', name, what, listed)
   return list(extraction.modules)
 
 
@@ -116,25 +119,27 @@ def read(
   choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
   max_array_bytes: int = module_lib.DEFAULT_MAX_ARRAY_BYTES,
 ) -> Extraction:
-  """The modules in the bytes of a file of HLO.
+  """Reads the modules in the bytes of a file of HLO.
 
-  A `TuningData` holds tile modules, a `ModuleTuningData` one layout module. A program without
-  runs, that is an
-  `HloModuleProto`, `HloProto` or HLO text, is read as a module without configs and configurable
-  ops, of the layout kind if none is wanted.
+  A `TuningData` holds tile modules, a `ModuleTuningData` one layout module. A program without runs
+  (an `HloModuleProto`, `HloProto` or HLO text) is read as a module without configs and
+  configurable ops; its kind is `kind`, or layout if `kind` is None.
 
-  `module_id` is the name of the HLO module, '_' and the fingerprint as 16 hexadecimal digits; in
-  a layout file without fingerprint, a digest of the file takes its place; where a tile file has
+  `module_id` is the name of the HLO module, '_' and the fingerprint as 16 hexadecimal digits. In a
+  layout file without a fingerprint, a digest of the file takes its place. Where a tile file has
   the same id again, '.1', '.2' and so on is appended. `config_id` is the position of the run in
-  its module, counting those that are dropped.
+  its module; dropped runs count too.
 
   Args:
     data: the content of the file.
-    kind: 'tile', 'layout', or None for what `data` looks like.
+    kind: 'tile', 'layout', or None for the kind that `data` looks like.
     name: the name of the file, for messages.
-    choices: how the features of ops are made.
-    max_array_bytes: a module whose features would take more is refused before anything is
-      allocated.
+    choices: choices of how the features of ops are made.
+    max_array_bytes: limit on the bytes of a module's features; a larger module is refused before
+      anything is allocated.
+
+  Returns:
+    The modules, and the reasons why others were skipped.
 
   Raises:
     InputError: `data` is not of the kind, or an HLO module or a run breaks a rule; the error
@@ -146,21 +151,22 @@ def read(
     )
   with errors.in_file(name):
     is_text = text.is_text(data)
-    type_name, document = recognize.parse(text.to_proto(data, name=name) if is_text else data, kind)
+    message = text.to_proto(data, name=name) if is_text else data
+    type_name, document = recognize.parse(message, kind)
     skipped: Mapping[str, int] = {}
     if type_name == recognize.TUNING:
       selected, skipped = _select_tile_modules(document)
     else:
       selected = [_select_program(document.tuning(0), kind or 'layout', data)]
-    # The default's time is kept by name: of modules with the same name all get that of the last.
+    # Default times are keyed by module name: modules of the same name all get the default time of
+    # the last one.
     normalizers = {one.tuning.name: one.default_time for one in selected}
     modules = tuple(
       _module(one, choices, max_array_bytes, normalizer=normalizers[one.tuning.name])
       for one in selected
     )
-    return Extraction(
-      modules, skipped, _TEXT if is_text else type_name, tuple(one.tuning for one in selected)
-    )
+    tunings = tuple(one.tuning for one in selected)
+    return Extraction(modules, skipped, _TEXT if is_text else type_name, tunings)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -168,12 +174,12 @@ class _Selected:
   """A module that is read.
 
   Attributes:
-    tuning: what it is made of.
+    tuning: the source of the module.
     kind: 'tile' or 'layout'.
-    module_id: its name.
+    module_id: the name of the module.
     kept: positions of the runs that are measurements.
-    dropped: reason -> number of the others.
-    default: position of the first kept run of the default config; None without any.
+    dropped: reason -> number of the other runs.
+    default: position of the first kept run of the default config; None if there is none.
   """
 
   tuning: graph.Tuning
@@ -185,12 +191,12 @@ class _Selected:
 
   @property
   def default_time(self) -> int | None:
-    """ns."""
+    """The time of the default run in ns; None if there is none."""
     return None if self.default is None else int(self.tuning.run_time[self.default])
 
 
 def _select_tile_modules(document: graph.Document) -> tuple[list[_Selected], dict[str, int]]:
-  """The modules that are read, and the number of the others by reason."""
+  """Returns the modules that are read, and reason -> number of the skipped modules."""
   skipped: collections.Counter[str] = collections.Counter()
   times_seen: collections.Counter[str] = collections.Counter()
   selected = []
@@ -225,14 +231,12 @@ def _select_tile_runs(tuning: graph.Tuning, module_id: str) -> _Selected:
 
 
 def _select_program(tuning: graph.Tuning, kind: str, data: bytes) -> _Selected:
-  """A program with its layout runs, if it has any."""
-  kept, dropped = _sort_out(
-    tuning,
-    [
-      (RUN_WITHOUT_CONFIG, graph.RunFlag.MODULE_CONFIG),
-      (RUN_WITHOUT_PROFILE, graph.RunFlag.PROFILE),
-    ],
-  )
+  """Selects a program with its layout runs, if it has any."""
+  required = [
+    (RUN_WITHOUT_CONFIG, graph.RunFlag.MODULE_CONFIG),
+    (RUN_WITHOUT_PROFILE, graph.RunFlag.PROFILE),
+  ]
+  kept, dropped = _sort_out(tuning, required)
   without_time = kept[tuning.run_time[kept] <= 0]
   if without_time.size:
     position = int(without_time[0])
@@ -246,27 +250,33 @@ def _select_program(tuning: graph.Tuning, kind: str, data: bytes) -> _Selected:
     dropped[RUN_WITHOUT_DEFAULT] += kept.size
     kept = kept[:0]
   kept = _drop_short(tuning, kept, dropped)
-  # Without a fingerprint, programs of one name are told apart by a digest.
-  fingerprint = (
-    f'{tuning.fingerprint:016x}' if tuning.fingerprint else hashlib.sha256(data).hexdigest()[:16]
-  )
-  return _Selected(
-    tuning, kind, f'{tuning.name}_{fingerprint}', kept, dict(+dropped), _first_default(tuning, kept)
-  )
+  if tuning.fingerprint:
+    fingerprint = f'{tuning.fingerprint:016x}'
+  else:  # A digest distinguishes programs of the same name.
+    fingerprint = hashlib.sha256(data).hexdigest()[:16]
+  module_id = f'{tuning.name}_{fingerprint}'
+  default = _first_default(tuning, kept)
+  return _Selected(tuning, kind, module_id, kept, dict(+dropped), default)
 
 
 def _sort_out(
   tuning: graph.Tuning, required: list[tuple[str, graph.RunFlag]]
 ) -> tuple[np.ndarray, collections.Counter[str]]:
-  """Positions of the runs that did not fail and have what is required, and the number of the
-  others by reason.
+  """Drops the runs that failed or lack a required part.
+
+  Args:
+    tuning: the module with its runs.
+    required: pairs (reason to drop a run without the flag, flag), in the order of the checks.
+
+  Returns:
+    The positions of the other runs, and reason -> number of dropped runs. A run counts for the
+    first reason only.
   """
   kept = np.ones(tuning.run_flags.size, bool)
   dropped: collections.Counter[str] = collections.Counter()
-  for reason, flag, wanted in [
-    (RUN_FAILED, graph.RunFlag.ERROR, False),
-    *((*pair, True) for pair in required),
-  ]:
+  checks = [(RUN_FAILED, graph.RunFlag.ERROR, False)]
+  checks += [(reason, flag, True) for reason, flag in required]
+  for reason, flag, wanted in checks:
     bad = kept & ((tuning.run_flags & int(flag) != 0) != wanted)
     if bad.any():
       dropped[reason] += int(bad.sum())
@@ -284,7 +294,8 @@ def _drop_short(
 
 
 def _first_default(tuning: graph.Tuning, kept: np.ndarray) -> int | None:
-  return next(iter(kept[tuning.run_flags[kept] & int(graph.RunFlag.DEFAULT) != 0].tolist()), None)
+  is_default = tuning.run_flags[kept] & int(graph.RunFlag.DEFAULT) != 0
+  return next(iter(kept[is_default].tolist()), None)
 
 
 def _module(
@@ -295,10 +306,8 @@ def _module(
   normalizer: int | None,
 ) -> module_lib.Module:
   tuning, positions = selected.tuning, selected.kept.tolist()
-  size = (
-    tuning.num_ops * _BYTES_PER_OP
-    + len(positions) * tuning.config_nodes.size * features.NUM_LAYOUT_FEATURES
-  )
+  config_bytes = tuning.config_nodes.size * features.NUM_LAYOUT_FEATURES
+  size = tuning.num_ops * _BYTES_PER_OP + len(positions) * config_bytes
   if size > max_array_bytes:
     raise errors.InputError(
       'module too large',
@@ -315,7 +324,7 @@ def _module(
     }
   else:
     configs = {
-      'node_config_ids': tuning.config_nodes,  # As in the message; `Module` checks the range.
+      'node_config_ids': tuning.config_nodes,  # `Module` checks the range.
       'node_config_feat': tuning.layout_configs(positions),
     }
   module = module_lib.Module(

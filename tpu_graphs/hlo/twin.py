@@ -1,5 +1,6 @@
-"""The implementation in Python, with protobuf's own parser and NumPy; it gives what the native
-one gives.
+"""The implementation in Python, with protobuf's own parser and NumPy.
+
+Its results are equal to the results of the native implementation.
 """
 
 from __future__ import annotations
@@ -27,14 +28,11 @@ _CLASSES = {
 
 
 def parse(type_name: str, data: bytes) -> Document | None:
-  """`data` as a message of the type; None where they are none."""
+  """Parses `data` as a message of the type; returns None if `data` is not such a message."""
   try:
     return Document(type_name, _CLASSES[type_name].FromString(data))
-  except (
-    protobuf_message.DecodeError,
-    UnicodeDecodeError,
-    RecursionError,
-  ):  # The latter two: protobuf in pure Python.
+  # Protobuf in pure Python raises the latter two.
+  except (protobuf_message.DecodeError, UnicodeDecodeError, RecursionError):
     return None
 
 
@@ -60,12 +58,11 @@ class Document:
     )
 
   def names(self) -> list[str]:
-    return [
-      name
-      for module in self._modules()
-      for name in (module.name, *(computation.name for computation in module.computations))
-      if name
-    ]
+    names = []
+    for module in self._modules():
+      names.append(module.name)
+      names.extend(computation.name for computation in module.computations)
+    return [name for name in names if name]
 
   def _modules(self) -> Iterator[Any]:
     return (_module(self._type_name, message) for message in self._tunings)
@@ -75,14 +72,12 @@ class Document:
 
 
 def _module(type_name: str, message: Any) -> Any:
-  """The HLO module in a tuning, which is empty where there is none."""
-  return (
-    message
-    if type_name == 'HloModuleProto'
-    else message.hlo_module
-    if type_name == 'HloProto'
-    else message.module
-  )
+  """Returns the HLO module of a tuning, an empty message where there is none."""
+  if type_name == 'HloModuleProto':
+    return message
+  if type_name == 'HloProto':
+    return message.hlo_module
+  return message.module
 
 
 class Tuning:
@@ -114,9 +109,8 @@ class Tuning:
       [config.output_bounds for config in configs],
       [config.input_bounds for config in configs],
     )
-    return np.concatenate(
-      [ragged.Ragged.of(lists).summary(6, empty_product=0) for lists in bounds], axis=1
-    ).astype(np.float32)
+    blocks = [ragged.Ragged.of(lists).summary(6, empty_product=0) for lists in bounds]
+    return np.concatenate(blocks, axis=1).astype(np.float32)
 
   def layout_configs(self, positions: list[int]) -> np.ndarray:
     num_nodes, num_tensors = self.config_nodes.size, len(features.LAYOUT_TENSORS)
@@ -130,20 +124,20 @@ class Tuning:
         raise graph.broken(self, graph.Rule.NODE_COUNT, position, 0, len(nodes))
       per_node = ragged.Ragged.of([range(len(node.tensors)) for node in nodes])
       tensors = itertools.chain.from_iterable(node.tensors for node in nodes)
-      dims = ragged.Ragged.of([tensor.dims for tensor in tensors]).first(
-        features.LAYOUT_DIMENSIONS, fill=-1
-      )
-      # The first node that breaks a rule is told, and its number of tensors before their
-      # dimensions.
+      layouts = ragged.Ragged.of([tensor.dims for tensor in tensors])
+      dims = layouts.first(features.LAYOUT_DIMENSIONS, fill=-1)
+      # The first invalid node is reported. A wrong number of tensors counts before a wrong
+      # dimension in the same node.
       bad = (dims < limits.min) | (dims > limits.max)
-      bad_tensor = int(np.argmax(bad.any(axis=1))) if bad.any() else bad.shape[0]
-      bad_node = int(per_node.row[bad_tensor]) if bad.any() else num_nodes
+      bad_node = num_nodes
+      if bad.any():
+        bad_tensor = int(np.argmax(bad.any(axis=1)))
+        bad_node = int(per_node.row[bad_tensor])
       too_many = np.flatnonzero(per_node.lengths > num_tensors)
       if too_many.size and too_many[0] <= bad_node:
         node = int(too_many[0])
-        raise graph.broken(
-          self, graph.Rule.TENSOR_COUNT, position, node, int(per_node.lengths[node])
-        )
+        found = int(per_node.lengths[node])
+        raise graph.broken(self, graph.Rule.TENSOR_COUNT, position, node, found)
       if bad.any():
         raise graph.broken(self, graph.Rule.DIMENSION, position, bad_node, int(dims[bad][0]))
       config[per_node.row, per_node.values] = dims
@@ -162,10 +156,15 @@ class Tuning:
 
 
 def _flags(run: Any) -> int:
-  return (
-    (graph.RunFlag.ERROR if run.error else 0)
-    | (graph.RunFlag.PROFILE if run.HasField('profile') else 0)
-    | (graph.RunFlag.TILE_CONFIG if run.op_config.HasField('tile_size_config') else 0)
-    | (graph.RunFlag.MODULE_CONFIG if run.HasField('module_config') else 0)
-    | (graph.RunFlag.DEFAULT if run.is_default else 0)
-  )
+  flags = 0
+  if run.error:
+    flags |= graph.RunFlag.ERROR
+  if run.HasField('profile'):
+    flags |= graph.RunFlag.PROFILE
+  if run.op_config.HasField('tile_size_config'):
+    flags |= graph.RunFlag.TILE_CONFIG
+  if run.HasField('module_config'):
+    flags |= graph.RunFlag.MODULE_CONFIG
+  if run.is_default:
+    flags |= graph.RunFlag.DEFAULT
+  return flags

@@ -1,14 +1,14 @@
 """Dataset directories -> tf.data of padded batches, for training and for scoring.
 
-A batch is a GraphTensor of B components, the last of which is padding, as are others that hold
-no record. Sizes: K configs of each module, N ops, E edges, NC configurable ops.
+A batch is a GraphTensor of B components. The last component is padding, and so is any other
+component without a record. Sizes: K configs of each module, N ops, E edges, NC configurable ops.
 
 | part | feature | type | padding |
 |---|---|---|---|
 | context | config_id | int64 [B, K] | -1 |
 | | config_runtime | int64 [B, K], ns; -1 where not measured | -1 |
 | | config_runtime_normalizer | int64 [B, K], ns, tile only | -1 |
-| | relative_runtime | int64 [B, K], what losses compare; see `datasets` | -1 |
+| | relative_runtime | int64 [B, K], compared by losses; see `loading` | -1 |
 | | config_feat | float32 [B, K, 24], tile only | 0 |
 | | module_id | string [B], on request only: strings cannot be sent to a TPU | '' |
 | node set op | opcode, computation | int64 [N] | 0 |
@@ -18,12 +18,11 @@ no record. Sizes: K configs of each module, N ops, E edges, NC configurable ops.
 | edge set operand | | E edges from op to op | between ops of padding |
 | edge set configures | | NC edges from config_op to op, layout only | to ops of padding |
 
-There is at least one op of padding. B is static; N, E and NC are so with `shapes`.
+There is at least one op of padding. B is static; N, E and NC are static with `shapes`.
 
-Records are read from their shards by turns into a pool of some 12 MB, which each leaves after a
-random time, and packed until the ops of a batch are as many as those of `batch_size` modules of
-mean size. What comes at which place is decided by the seed and the number of the epoch alone, so
-that reading can go on anywhere.
+Records are read round-robin from their shards into a pool of some 12 MB, which each record leaves
+after a random time, and packed until a batch has as many ops as `batch_size` modules of mean size.
+The seed and the number of the epoch alone decide the order, so that reading can resume anywhere.
 """
 
 from __future__ import annotations
@@ -45,11 +44,10 @@ from tpu_graphs.modules import module as module_lib
 
 Budget = packing.Budget
 BatchOptions = packing.BatchOptions
-_FOR_SAMPLES = 3  # Numbers below are for the seeds of the order.
-_FOR_RANGES = 1 << 32  # Beyond the number of any pack.
-_UNCONVERTED = (
-  tf.autograph.experimental.do_not_convert
-)  # Converting what TF-GNN does would take seconds.
+_FOR_SAMPLES = 3  # Smaller numbers are used for the seeds of the order.
+_FOR_RANGES = 1 << 32  # Larger than the number of any pack.
+# Converting TF-GNN's functions with AutoGraph would take seconds.
+_UNCONVERTED = tf.autograph.experimental.do_not_convert
 
 
 def batches(
@@ -67,30 +65,31 @@ def batches(
   chunked: bool = False,
   with_ids: bool = False,
 ) -> tf.data.Dataset:
-  """Batches of a split, as the module's docstring describes them.
+  """Returns batches of a split, as the module's docstring describes them.
 
-  A step of training takes a global batch: from each of `num_inputs` pipelines the next
-  `replicas` elements, each of which holds `packs` packs. All of these have the same shapes.
-  Packs of nothing but padding fill up the last global batch of an epoch, and more of them for an
-  input whose shards are used up before those of another.
+  A training step takes a global batch: from each of `num_inputs` pipelines the next `replicas`
+  elements, each of which holds `packs` packs. All elements of a global batch have the same shapes.
+  Packs of padding alone fill up the last global batch of an epoch, and further global batches of an
+  input whose shards are used up before the shards of another input.
 
   Args:
     directory: a dataset directory or its path.
     split: 'train', 'valid' or 'test'.
-    options: what batches are made of.
-    epoch: number of the first epoch. Its batches do not depend on those before.
-    first_batch: how many global batches of the first epoch to leave out, as they were seen before.
-    epochs: how many; None never ends.
-    packs: packs in an element; its sizes are so many times those of `Budget`.
-    replicas: devices that this input feeds in turn.
-    num_inputs: input pipelines that share the shards of the split.
-    input_index: which of them this is.
+    options: how batches are made.
+    epoch: number of the first epoch. Its batches do not depend on earlier epochs.
+    first_batch: number of global batches of the first epoch to leave out, since they were seen.
+    epochs: number of epochs; None never ends.
+    packs: number of packs in an element; its sizes are so many times the sizes of `Budget`.
+    replicas: number of devices that this input feeds in turn.
+    num_inputs: number of input pipelines that share the shards of the split.
+    input_index: index of this input pipeline.
     chunked: instead of a sample of the configs of each measured record, in shuffled order, take
       all configs of all records in their order, K at a time: a component for each chunk.
-    with_ids: whether there is `module_id`.
+    with_ids: whether batches have `module_id`.
 
   Raises:
-    InputError: see `directory_lib.open_directory` and `packing.Plan`; or there is no such input.
+    InputError: see `directory_lib.open_directory` and `packing.Plan`; or `input_index` is not an
+      index of an input.
   """
   plan = plan_of(
     directory,
@@ -110,7 +109,8 @@ def batches(
     first = tf.where(number == epoch, tf.constant(first_batch * replicas, tf.int64), 0)
     return _packs(plan, number, input_index, first)
 
-  numbers = tf.data.Dataset.range(epoch, epoch + epochs if epochs is not None else tf.int64.max)
+  end = epoch + epochs if epochs is not None else tf.int64.max
+  numbers = tf.data.Dataset.range(epoch, end)
   to_graph = _UNCONVERTED(functools.partial(_to_graph, plan, with_ids))
   elements = numbers.flat_map(_UNCONVERTED(one_epoch)).map(
     to_graph, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
@@ -124,8 +124,7 @@ def plan_of(
   options: BatchOptions,
   **arguments: Any,
 ) -> packing.Plan:
-  """The `packing.Plan` that `batches` follows with the same arguments: how many there are, of
-  what sizes.
+  """Returns the `packing.Plan` that `batches` follows with the same arguments.
 
   Raises:
     InputError: see `batches`.
@@ -143,8 +142,9 @@ def batches_per_epoch(
   epoch: int = 0,
   **arguments: Any,
 ) -> int:
-  """How many global batches `batches` gives in an epoch with the same arguments; epochs differ a
-  little.
+  """Returns the number of global batches that `batches` yields in an epoch with the same arguments.
+
+  The number differs a little between epochs.
 
   Raises:
     InputError: see `batches`.
@@ -155,8 +155,9 @@ def batches_per_epoch(
 def of_module(
   module: module_lib.Module, *, configs_per_module: int, with_ids: bool = False
 ) -> tf.data.Dataset:
-  """All configs of one module, K at a time, as batches of two components, of which the second is
-  padding.
+  """Returns all configs of one module, K at a time, as batches of two components.
+
+  The second component is padding.
   """
   decoder = decoding.Decoder(
     module.kind, components=2, num_extra=module.num_extra, with_ids=with_ids
@@ -176,78 +177,87 @@ def of_module(
 def _packs(
   plan: packing.Plan, epoch: tf.Tensor, input_index: int, first: tf.Tensor
 ) -> tf.data.Dataset:
-  """Elements of an epoch as serialized records, from number `first`, int64 scalar, on."""
+  """Returns the elements of an epoch as serialized records, from number `first`, int64, on."""
   packs = plan.packs
   planned = plan.epoch(epoch, input_index)
   seed = loading.mix(plan.options.seed, epoch, _FOR_SAMPLES + input_index)
   bounds = planned.pack_starts[::packs]  # In items, [number of elements + 1].
   shards = plan.directory.split(plan.split)
-  in_turn = (
-    tf.data.Dataset.from_tensor_slices(planned.files)
-    .batch(packing.CYCLE)
-    .flat_map(
-      lambda files: packing.by_turns(
-        tf.data.Dataset.from_tensor_slices(files), tf.data.TFRecordDataset, shards
-      )
-    )
-  )
-  blocks = in_turn.batch(plan.block).concatenate(
-    tf.data.Dataset.from_tensors(tf.constant([], tf.string))
-  )
+
+  def read(paths: tf.Tensor) -> tf.data.Dataset:
+    files = tf.data.Dataset.from_tensor_slices(paths)
+    return packing.round_robin(files, tf.data.TFRecordDataset, shards)
+
+  paths = tf.data.Dataset.from_tensor_slices(planned.files)
+  serialized = paths.batch(packing.CYCLE).flat_map(read)
+  # The elements that are left when all records are read come with an empty block at the end.
+  no_records = tf.data.Dataset.from_tensors(tf.constant([], tf.string))
+  blocks = serialized.batch(plan.block).concatenate(no_records)
+
+  def elements_within(items: tf.Tensor) -> tf.Tensor:
+    """Returns the number of elements that end within the first `items` items."""
+    return tf.searchsorted(bounds[1:], [items], side='right', out_type=tf.int64)[0]
 
   def take(
     state: tuple[tf.Tensor, ...], numbered: tuple[tf.Tensor, tf.Tensor]
   ) -> tuple[tuple[tf.Tensor, ...], dict[str, tf.Tensor]]:
-    """Reads a block into the pool, takes the records of a round from there, and finds the
-    elements that end with them; what begins and does not end is carried to the next round.
+    """Reads a block into the pool, and takes the records of a round and the elements from it.
+
+    The elements are those that end in this round. The records of an element that begins and does
+    not end are carried to the next round.
     """
-    number, read = numbered
-    carried, *pool = *state, read
+    number, newest = numbered
+    carried, *pool = state
+    pool.append(newest)
     leaving = []
     for i, block in enumerate(pool, start=1 - len(pool)):
-      rounds = planned.rounds[tf.maximum((number + i) * plan.block, 0) :][: tf.shape(block)[0]]
+      first_record = tf.maximum((number + i) * plan.block, 0)
+      rounds = planned.rounds[first_record:][: tf.shape(block)[0]]
       leaving.append(tf.boolean_mask(block, rounds == number))
     data = tf.concat(leaving, 0)
     begin = tf.where(number > 0, planned.round_ends[tf.maximum(number - 1, 0)], 0)
     end = planned.round_ends[number]
-    opened, closed = (
-      tf.searchsorted(bounds[1:], [at], side='right', out_type=tf.int64)[0] for at in (begin, end)
-    )
-    opened = tf.where(number > 0, opened, 0)
+    opened = tf.where(number > 0, elements_within(begin), 0)
+    closed = elements_within(end)
     rest = tf.gather(data, planned.places[tf.maximum(bounds[closed], begin) : end])
     kept = tf.where(closed == opened, tf.shape(carried)[0], 0)
-    return (tf.concat([carried[:kept], rest], 0), *pool[1:]), {
+    next_carried = tf.concat([carried[:kept], rest], 0)
+    taken = {
       'data': data,
       'carried': carried,
       'begin': begin,
       'opened': opened,
       'closed': closed,
     }
+    return (next_carried, *pool[1:]), taken
 
   def elements(taken: dict[str, tf.Tensor]) -> tf.data.Dataset:
-
     def element(number: tf.Tensor) -> dict[str, tf.Tensor]:
       starts = planned.pack_starts[number * packs : (number + 1) * packs + 1]
       begin, end = starts[0], starts[packs]
       kept = tf.where(begin < taken['begin'], tf.shape(taken['carried'])[0], 0)
-      mine = tf.gather(taken['data'], planned.places[tf.maximum(begin, taken['begin']) : end])
+      places = planned.places[tf.maximum(begin, taken['begin']) : end]
+      of_round = tf.gather(taken['data'], places)
+      pack_numbers = number * packs + tf.range(packs, dtype=tf.int64)
       return {
-        'records': tf.concat([taken['carried'][:kept], mine], 0),
+        'records': tf.concat([taken['carried'][:kept], of_round], 0),
         'items': planned.items[begin:end],
         'pack_starts': tf.ensure_shape(starts - begin, [packs + 1]),
         'shape': planned.shapes[number // plan.replicas],
-        'seeds': seed + number * packs + tf.range(packs, dtype=tf.int64)[:, tf.newaxis],
+        'seeds': seed + pack_numbers[:, tf.newaxis],
       }
 
     return tf.data.Dataset.range(tf.maximum(taken['opened'], first), taken['closed']).map(element)
 
-  taken = blocks.prefetch(1).enumerate().scan((tf.constant([], tf.string),) * plan.max_rounds, take)
+  initial_state = (tf.constant([], tf.string),) * plan.max_rounds
+  taken = blocks.prefetch(1).enumerate().scan(initial_state, take)
   return taken.flat_map(elements)
 
 
 def _to_graph(
   plan: packing.Plan, with_ids: bool, element: dict[str, tf.Tensor]
 ) -> tfgnn.GraphTensor:
+  """Returns the batch of an element of `_packs`."""
   options = plan.options
   components = plan.budgets[0].components * plan.packs
   segmented = options.oversize == 'segment' and bool(plan.oversize)
@@ -270,9 +280,8 @@ def _to_graph(
     config_starts = tf.gather(parsed['context/config_id'].row_splits, starts)
     draws = _uniform(element['seeds'], config_starts[1:] - config_starts[:-1])
     if segmented:
-      ranges = tf.reshape(
-        _uniform(element['seeds'] + _FOR_RANGES, 2 * (starts[1:] - starts[:-1])), [-1, 2]
-      )
+      numbers = 2 * (starts[1:] - starts[:-1])
+      ranges = tf.reshape(_uniform(element['seeds'] + _FOR_RANGES, numbers), [-1, 2])
     chosen, real = decoding.sample_configs(
       parsed,
       1 - draws,
@@ -282,25 +291,21 @@ def _to_graph(
     )
   totals = None
   if options.shapes:
-    sizes = {
-      name: [getattr(budget, name) * plan.packs for budget in plan.budgets]
-      for name in ('ops', 'edges', 'config_ops')
-    }
-    totals = {
-      name: each[0] if len(each) == 1 else tf.gather(each, element['shape'])
-      for name, each in sizes.items()
-    }
+    totals = {}
+    for name in ('ops', 'edges', 'config_ops'):
+      sizes = [getattr(budget, name) * plan.packs for budget in plan.budgets]
+      totals[name] = sizes[0] if len(sizes) == 1 else tf.gather(sizes, element['shape'])
   return decoder.graph(parsed, chosen, real, totals=totals, draws=ranges)
 
 
 def _uniform(seeds: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
-  """float32 in [0, 1): of each pack as many as `numbers`, int [packs], says, for its seed, int64
-  [packs, 2].
+  """Draws numbers for all packs, float32 in [0, 1), one pack after the other.
+
+  Args:
+    seeds: int64 [packs, 2], the seed of each pack.
+    numbers: int [packs], how many numbers are drawn for each pack.
   """
-  return tf.concat(
-    [
-      tf.random.stateless_uniform([number], seed)
-      for number, seed in zip(tf.unstack(numbers), tf.unstack(seeds), strict=True)
-    ],
-    0,
-  )
+  draws = []
+  for number, seed in zip(tf.unstack(numbers), tf.unstack(seeds), strict=True):
+    draws.append(tf.random.stateless_uniform([number], seed))
+  return tf.concat(draws, 0)

@@ -1,10 +1,9 @@
-"""Which configs of each module are judged: the positions that a JSON file lists, as published
-protocols fix them.
+"""The configs of each module that are judged, listed in a JSON file as published protocols do.
 
   {"unet_3d.4x4.bf16": [0, 17, 17, 40], "resnet50.2x2.fp32": [3, 1]}
 
-Positions count the configs of the source from 0, as `config_id` does. One that is listed twice
-counts twice.
+Positions count the configs of the source from 0, as `config_id` does. A position that is listed
+twice counts twice.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from tpu_graphs import errors
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ConfigIndices:
-  """The positions of a file.
+  """The positions that a file lists.
 
   Attributes:
-    path: of the file.
+    path: path of the file, for errors.
     positions: module_id -> int64 [K], K >= 1.
   """
 
@@ -32,19 +31,19 @@ class ConfigIndices:
   positions: Mapping[str, np.ndarray]
 
   def repeated(self) -> dict[str, int]:
-    """Module -> how many of its positions are listed before already; modules without any are
-    left out.
-    """
-    counts = {
-      name: positions.size - np.unique(positions).size for name, positions in self.positions.items()
-    }
-    return {name: count for name, count in counts.items() if count}
+    """Returns the number of repeated positions of each module that has any."""
+    counts = {}
+    for name, positions in self.positions.items():
+      count = positions.size - np.unique(positions).size
+      if count:
+        counts[name] = count
+    return counts
 
   def check_modules(self, module_ids: Collection[str]) -> None:
-    """Refuses names that are not among `module_ids`, those of the data.
+    """Checks that all listed modules are among `module_ids`, the modules of the data.
 
     Raises:
-      InputError: there are any; names them.
+      InputError: there are unknown modules; the error names them.
     """
     unknown = sorted(self.positions.keys() - set(module_ids))
     if unknown:
@@ -56,18 +55,18 @@ class ConfigIndices:
       )
 
   def rows(self, module_id: str, config_id: np.ndarray) -> np.ndarray:
-    """Where the configs of a module are that are to be judged.
+    """Returns the rows of the configs of a module that are judged.
 
     Args:
       module_id: one of `positions`.
-      config_id: int64 [C] of the module, in any order.
+      config_id: int64 [C], the ids of the module's configs, in any order.
 
     Returns:
-      int64 [K] with config_id[rows] == positions: `runtime[rows]` and `score[rows]` are what to
-      judge.
+      int64 [K] with config_id[rows] == positions, so that `runtime[rows]` and `score[rows]` are
+      judged.
 
     Raises:
-      InputError: the module has no such config; names it.
+      InputError: the module lacks one of the configs; the error names it.
     """
     positions = self.positions[module_id]
     with errors.in_file(self.path):
@@ -75,10 +74,11 @@ class ConfigIndices:
 
 
 def parse(text: str, *, path: str) -> ConfigIndices:
-  """Parses the content of a JSON file; `path` serves in errors.
+  """Parses the content of a JSON file; `path` is named in errors.
 
   Raises:
-    InputError: it is no JSON, or no object of lists of positions; names module and position.
+    InputError: the content is not JSON, or not an object of lists of positions; the error names
+      module and position.
   """
   with errors.in_file(path):
     try:
@@ -87,22 +87,21 @@ def parse(text: str, *, path: str) -> ConfigIndices:
       raise errors.InputError('damaged JSON', found=error) from error
     if not isinstance(content, dict) or not content:
       raise errors.InputError(
-        'no map of modules',
+        'not a map of modules',
         found=errors.brief(json.dumps(content)),
         expected='{"MODULE": [POSITION, ...], ...}',
       )
-    return ConfigIndices(
-      path, {name: _positions(name, positions) for name, positions in content.items()}
-    )
+    positions = {name: _positions(name, listed) for name, listed in content.items()}
+    return ConfigIndices(path, positions)
 
 
 def rows_of(positions: np.ndarray, config_id: np.ndarray, *, where: str) -> np.ndarray:
-  """Finds configs by their position in the source.
+  """Finds configs by their positions in the source.
 
   Args:
     positions: int64 [K].
     config_id: int64 [C], distinct, in any order.
-    where: what is looked for, for errors.
+    where: name of the module or row, for errors.
 
   Returns:
     int64 [K] with config_id[rows] == positions.
@@ -116,17 +115,17 @@ def rows_of(positions: np.ndarray, config_id: np.ndarray, *, where: str) -> np.n
   missing = np.append(ascending, -1)[places] != positions
   if missing.any():
     position = int(positions[np.argmax(missing)])
-    last = int(ascending[-1]) if ascending.size else -1
+    expected = 'none, it has no config'
+    fix = None
+    if ascending.size:
+      last = int(ascending[-1])
+      expected = f'one of {ascending.size} configs, 0 to {last}'
+      if position < last:
+        fix = (
+          'convert the data with all configs: this one failed, was a duplicate or was not sampled'
+        )
     raise errors.InputError(
-      'no such config',
-      where=where,
-      found=position,
-      expected=f'one of {ascending.size} configs, 0 to {last}'
-      if ascending.size
-      else 'none, it has no config',
-      fix='convert the data with all configs: this one was left out as failed, as a duplicate or by a sample'
-      if position < last
-      else None,
+      'no such config', where=where, found=position, expected=expected, fix=fix
     )
   return order[places]
 
@@ -143,13 +142,14 @@ def _without_repeats(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 def _positions(name: str, positions: Any) -> np.ndarray:
   if not isinstance(positions, list) or not positions:
     raise errors.InputError(
-      'no list of positions',
+      'not a list of positions',
       where=name,
       found=errors.brief(json.dumps(positions)),
       expected='[POSITION, ...]',
     )
   for i, position in enumerate(positions):
-    if type(position) is not int or not 0 <= position < 2**63:  # A bool is an int.
+    # A bool is an instance of int too, but not a position.
+    if type(position) is not int or not 0 <= position < 2**63:
       raise errors.InputError(
         'not a position',
         where=f'{name}[{i}]',

@@ -1,16 +1,15 @@
-"""How well scores rank the configs of a module: top-k error, ordered pair accuracy (OPA) and
-Kendall's tau-b.
+"""Metrics of how scores rank the configs of a module: top-k error, OPA and Kendall's tau-b.
 
-Conventions of every function here:
+OPA is the ordered pair accuracy. Conventions of every function here:
   runtimes: int64 [C] in ns, or float64 [C] relative to a normalizer (`module.relative_runtime`);
     > 0, lower is better. Narrower floats are refused: runtimes near 1e9 ns would tie in float32.
     Configs that were not measured must have been left out.
   scores: floats or integers [C], lower = predicted faster, compared in their own precision. NaN
     is refused. Infinities are ordinary values: they order as usual and equal ones are ties, so
-      scores that overflowed gain nothing.
+    scores that overflowed gain nothing.
   A metric is *undefined* where there is nothing to rank: no two configs have different runtimes,
-    so also with one config or none. The functions of one module then return NaN; `summarize`
-    leaves such modules out of the means and counts them.
+    as with one config or none. The functions of one module then return NaN; `summarize` leaves
+    such modules out of the means and counts them.
 
 Pairs are counted exactly, in O(C log C): a million configs have 5e11 pairs, more than int32 or
 float32 can count.
@@ -29,7 +28,7 @@ import numpy as np
 
 from tpu_graphs import errors
 
-# The k of the top-k errors that are reported for each kind.
+# Kind of module -> the k of the top-k errors that are reported.
 TOP_KS: Mapping[str, tuple[int, ...]] = types.MappingProxyType(
   {'tile': (1, 5, 10), 'layout': (1, 10, 100)}
 )
@@ -37,15 +36,16 @@ TOP_KS: Mapping[str, tuple[int, ...]] = types.MappingProxyType(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PairCounts:
-  """The C * (C - 1) / 2 pairs of a module's configs, by how the order of scores agrees with the
-  order of runtimes.
+  """Counts of the C * (C - 1) / 2 pairs of a module's configs.
+
+  Pairs are distinguished by how the order of scores agrees with the order of runtimes.
 
   Attributes:
-    concordant: the config with the lower runtime has the lower score.
-    discordant: the config with the lower runtime has the higher score.
-    tied_scores: equal scores, different runtimes.
-    tied_runtimes: equal runtimes, different scores.
-    tied_both: equal runtimes and equal scores.
+    concordant: number of pairs whose config with the lower runtime has the lower score.
+    discordant: number of pairs whose config with the lower runtime has the higher score.
+    tied_scores: number of pairs with equal scores and different runtimes.
+    tied_runtimes: number of pairs with equal runtimes and different scores.
+    tied_both: number of pairs with equal runtimes and equal scores.
   """
 
   concordant: int
@@ -56,35 +56,36 @@ class PairCounts:
 
   @property
   def comparable(self) -> int:
-    """Number of pairs with different runtimes: those that a ranking gets right or wrong."""
+    """Returns the number of pairs with different runtimes, which a ranking gets right or wrong."""
     return self.concordant + self.discordant + self.tied_scores
 
   @property
   def opa(self) -> float:
-    """See the function `opa`."""
+    """Returns the ordered pair accuracy, see the function `opa`."""
     return self.concordant / self.comparable if self.comparable else math.nan
 
   @property
   def kendall_tau(self) -> float:
-    """See the function `kendall_tau`."""
+    """Returns Kendall's tau-b, see the function `kendall_tau`."""
     different_scores = self.concordant + self.discordant + self.tied_runtimes
-    # Python ints: the product of two numbers of pairs exceeds int64 from about 80,000 configs on.
+    # These are Python ints, since the product exceeds int64 from about 80,000 configs on.
     product = self.comparable * different_scores
     return (self.concordant - self.discordant) / math.sqrt(product) if product else math.nan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModuleMetrics:
-  """Metrics of one module, from `evaluate_module`; `summarize` takes any number of them, in any
-  order.
+  """The metrics of one module, from `evaluate_module`.
+
+  `summarize` takes the metrics of any number of modules, in any order.
 
   Attributes:
     module_id: the module's name.
     num_configs: number of configs that were ranked, C.
-    opa: see `opa`; NaN where undefined.
-    kendall_tau: see `kendall_tau`; NaN where undefined.
-    top_k_error: k -> see `top_k_error`; NaN where undefined.
-    pairs: what `opa` and `kendall_tau` come from.
+    opa: ordered pair accuracy, see `opa`; NaN where undefined.
+    kendall_tau: Kendall's tau-b, see `kendall_tau`; NaN where undefined.
+    top_k_error: k -> top-k error, see `top_k_error`; NaN where undefined.
+    pairs: counts from which `opa` and `kendall_tau` are computed.
   """
 
   module_id: str
@@ -96,25 +97,24 @@ class ModuleMetrics:
 
   @property
   def values(self) -> dict[str, float]:
-    """Each metric by name: 'opa', 'kendall_tau', and 'top_<k>_error' for each k."""
-    return {
-      'opa': self.opa,
-      'kendall_tau': self.kendall_tau,
-      **{f'top_{k}_error': error for k, error in self.top_k_error.items()},
-    }
+    """Returns the metrics by name: 'opa', 'kendall_tau', and 'top_<k>_error' for each k."""
+    values = {'opa': self.opa, 'kendall_tau': self.kendall_tau}
+    for k, error in self.top_k_error.items():
+      values[f'top_{k}_error'] = error
+    return values
 
 
 class Summary:
-  """What is known of any number of modules together: grows by modules and merges with others, as
-  Beam combines.
+  """A summary of any number of modules, to which modules are added and summaries merged.
 
-  Sums are exact, so the result depends neither on the order of modules nor on how they were
-  merged. Of a module its name is kept and nothing else.
+  Beam combines with it. Sums are exact, so the result depends neither on the order of modules nor
+  on how they were merged. Only the name of each module is kept.
   """
 
   def __init__(self):
     self._module_ids: set[str] = set()
-    self._ks: list[int] | None = None  # None before the first module.
+    # The k of the top-k errors are not known before the first module.
+    self._ks: list[int] | None = None
     self._num_configs = 0
     self._concordant = 0
     self._comparable = 0
@@ -123,17 +123,17 @@ class Summary:
 
   @classmethod
   def of(cls, results: Iterable[ModuleMetrics]) -> Summary:
-    """The summary of some modules; raises as `add` does."""
+    """Returns the summary of some modules; raises the errors of `add`."""
     summary = cls()
     for module in results:
       summary.add(module)
     return summary
 
   def add(self, module: ModuleMetrics) -> None:
-    """Counts a module in.
+    """Adds a module.
 
     Raises:
-      InputError: it is there already, or was evaluated for other k than the others.
+      InputError: the module was added before, or was evaluated for other k than the others.
     """
     self._check(module.module_id, module.module_id in self._module_ids, list(module.top_k_error))
     self._module_ids.add(module.module_id)
@@ -142,16 +142,15 @@ class Summary:
     self._comparable += module.pairs.comparable
     for name, value in module.values.items():
       is_defined = not math.isnan(value)
+      exact = fractions.Fraction(value) if is_defined else fractions.Fraction()
       self._defined[name] = self._defined.get(name, 0) + is_defined
-      self._sums[name] = self._sums.get(name, fractions.Fraction()) + (
-        fractions.Fraction(value) if is_defined else 0
-      )
+      self._sums[name] = self._sums.get(name, fractions.Fraction()) + exact
 
   def merge(self, other: Summary) -> None:
-    """Counts in all modules of `other`, which stays as it is.
+    """Adds all modules of `other`, which stays as it is.
 
     Raises:
-      InputError: a module is in both, or they were evaluated for different k.
+      InputError: a module is in both, or the modules were evaluated for different k.
     """
     if other._ks is None:
       return
@@ -166,18 +165,15 @@ class Summary:
       self._defined[name] = self._defined.get(name, 0) + other._defined[name]
 
   def result(self) -> dict[str, Any]:
-    """See `summarize`."""
+    """Returns the means over modules, see `summarize`."""
     num_modules = len(self._module_ids)
-    return {
-      'num_modules': num_modules,
-      'num_configs': self._num_configs,
-      **{
-        name: float(total / self._defined[name]) if self._defined[name] else None
-        for name, total in self._sums.items()
-      },
-      'opa_pooled': self._concordant / self._comparable if self._comparable else None,
-      'undefined': {name: num_modules - count for name, count in self._defined.items()},
-    }
+    result: dict[str, Any] = {'num_modules': num_modules, 'num_configs': self._num_configs}
+    for name, total in self._sums.items():
+      defined = self._defined[name]
+      result[name] = float(total / defined) if defined else None
+    result['opa_pooled'] = self._concordant / self._comparable if self._comparable else None
+    result['undefined'] = {name: num_modules - count for name, count in self._defined.items()}
+    return result
 
   def _check(self, module_id: str, is_known: bool, ks: list[int]) -> None:
     if is_known:
@@ -196,13 +192,15 @@ class Summary:
 
 
 def higher_is_better(name: str) -> bool:
-  """Whether more is better for a metric named as in `ModuleMetrics.values`."""
+  """Returns whether more is better for a metric named as in `ModuleMetrics.values`."""
   return not name.endswith('_error')
 
 
 def opa(runtimes: Any, scores: Any) -> float:
-  """Ordered pair accuracy: the share of pairs with different runtimes whose faster config has
-  the strictly lower score.
+  """Returns the ordered pair accuracy of scores.
+
+  It is the share of pairs with different runtimes whose faster config has the strictly lower
+  score.
 
   Args:
     runtimes: int64 or float64 [C].
@@ -218,10 +216,10 @@ def opa(runtimes: Any, scores: Any) -> float:
 
 
 def kendall_tau(runtimes: Any, scores: Any) -> float:
-  """Kendall's rank correlation tau-b of runtimes and scores (Kendall, The treatment of ties in
-  ranking problems, 1945).
+  """Returns Kendall's rank correlation tau-b of runtimes and scores.
 
-  (concordant - discordant) / sqrt(pairs with different runtimes * pairs with different scores).
+  It is (concordant - discordant) / sqrt(pairs with different runtimes * pairs with different
+  scores), see Kendall, The treatment of ties in ranking problems, 1945.
 
   Args:
     runtimes: int64 or float64 [C].
@@ -237,20 +235,19 @@ def kendall_tau(runtimes: Any, scores: Any) -> float:
 
 
 def top_k_error(runtimes: Any, scores: Any, k: int) -> float:
-  """How much slower the best of the k configs with the lowest scores is than the best of all,
-  relative to the latter.
+  """Returns how much slower the best of the k lowest-scored configs is than the best of all.
 
-  (min runtime over the k lowest scores - min runtime) / min runtime. The slowdown is this plus
-  one. Where scores tie, the config that comes first is taken first, so constant scores choose
+  It is (min runtime over the k lowest scores - min runtime) / min runtime; the slowdown is this
+  plus one. Where scores tie, the config that comes first is taken first, so constant scores choose
   the first k configs.
 
   Args:
     runtimes: int64 or float64 [C].
     scores: floats or integers [C].
-    k: number of configs that would be tried, >= 1; all of them where k > C.
+    k: number of configs that would be tried, >= 1; all configs where k > C.
 
   Returns:
-    0 (a best config is among them) or more; NaN where no two runtimes differ.
+    0 (a best config is among the k) or more; NaN where no two runtimes differ.
 
   Raises:
     InputError: k < 1, or input that breaks the conventions at the top of this file.
@@ -277,12 +274,12 @@ def pair_counts(runtimes: Any, scores: Any) -> PairCounts:
 def evaluate_module(
   module_id: str, runtimes: Any, scores: Any, *, ks: Sequence[int]
 ) -> ModuleMetrics:
-  """All metrics of one module.
+  """Returns all metrics of one module.
 
   Args:
     module_id: the module's name, for errors and reports.
-    runtimes: int64 or float64 [C], of all measured configs of the module: metrics of parts of a
-      module cannot be put together.
+    runtimes: int64 or float64 [C], runtimes of all measured configs of the module: metrics of
+      parts of a module cannot be put together.
     scores: floats or integers [C].
     ks: the k of the top-k errors, such as `TOP_KS['tile']`.
 
@@ -308,7 +305,7 @@ def evaluate_module(
 
 
 def summarize(results: Iterable[ModuleMetrics]) -> dict[str, Any]:
-  """Means over modules, each module counting the same however many configs it has.
+  """Returns means over modules; each module counts the same however many configs it has.
 
   Sums are exact, so the numbers do not depend on the order of `results`.
 
@@ -318,11 +315,11 @@ def summarize(results: Iterable[ModuleMetrics]) -> dict[str, Any]:
   Returns:
     A dict for JSON, free of NaN:
       'num_modules', 'num_configs': int.
-      'opa', 'kendall_tau', 'top_<k>_error' for each k: mean over the modules where it is
-      defined; None if none. No
-        module, no k.
-      'opa_pooled': right share of the comparable pairs of all modules, dominated by modules with
-      many configs; or None. 'undefined': name of each mean -> number of modules that it leaves out.
+      'opa', 'kendall_tau', 'top_<k>_error' for each k: mean over the modules where the metric is
+        defined; None if there are none. Without modules there is no k.
+      'opa_pooled': share of the comparable pairs of all modules that are ordered right, dominated
+        by modules with many configs; None if there are no such pairs.
+      'undefined': name of each mean -> number of modules that it leaves out.
 
   Raises:
     InputError: a module occurs twice, or modules were evaluated for different ks.
@@ -331,7 +328,7 @@ def summarize(results: Iterable[ModuleMetrics]) -> dict[str, Any]:
 
 
 def _check(runtimes: Any, scores: Any) -> tuple[np.ndarray, np.ndarray]:
-  """The arguments as arrays, once they keep the conventions at the top of this file."""
+  """Returns the arguments as arrays after checking the conventions at the top of this file."""
   runtimes, scores = np.asarray(runtimes), np.asarray(scores)
   if runtimes.dtype.kind not in 'iu' and runtimes.dtype != np.float64:
     raise errors.InputError(
@@ -378,25 +375,30 @@ def _check(runtimes: Any, scores: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _top_k_errors(runtimes: np.ndarray, scores: np.ndarray, ks: Sequence[int]) -> dict[int, float]:
+  """Returns the top-k error for each k, see `top_k_error`."""
   for k in ks:
     if k < 1:
       raise errors.InputError('number out of range', where='k', found=k, expected='>= 1')
   if runtimes.size == 0 or runtimes.min() == runtimes.max():
     return dict.fromkeys(ks, math.nan)
-  best_so_far = np.minimum.accumulate(runtimes[np.argsort(scores, kind='stable')])
+  by_score = runtimes[np.argsort(scores, kind='stable')]
+  best_so_far = np.minimum.accumulate(by_score)
   best = best_so_far[-1]
-  return {k: float((best_so_far[min(k, runtimes.size) - 1] - best) / best) for k in ks}
+  found = {}
+  for k in ks:
+    best_of_k = best_so_far[min(k, runtimes.size) - 1]
+    found[k] = float((best_of_k - best) / best)
+  return found
 
 
 def _count_pairs(runtimes: np.ndarray, scores: np.ndarray) -> PairCounts:
-  """See `pair_counts`.
+  """Counts pairs for `pair_counts`, with Knight's algorithm.
 
-  By the algorithm of Knight (A computer method for calculating Kendall's tau with ungrouped
-  data, 1966).
+  Knight, A computer method for calculating Kendall's tau with ungrouped data, 1966.
   """
-  # Once sorted by runtime, discordant pairs are the inversions among the scores. Ties in either
-  # must not be inversions: equal runtimes are sorted by score, and equal scores are numbered in the
-  # order in which they stand.
+  # After sorting by runtime, discordant pairs are the inversions among the scores. Ties must not be
+  # inversions: equal runtimes are sorted by score, and equal scores are numbered in the order in
+  # which they stand.
   order = np.lexsort((scores, runtimes))
   runtimes, scores = runtimes[order], scores[order]
   by_score = np.argsort(scores, kind='stable')
@@ -420,40 +422,43 @@ def _count_pairs(runtimes: np.ndarray, scores: np.ndarray) -> PairCounts:
 
 
 def _count_pairs_in_runs(same_as_previous: np.ndarray) -> int:
-  """Number of pairs of equal elements of a sorted array; bool [C - 1], for each element but the
-  first.
+  """Counts the pairs of equal elements of a sorted array of C elements.
+
+  Args:
+    same_as_previous: bool [C - 1], for each element but the first.
   """
-  sizes = np.diff(np.flatnonzero(np.concatenate(([True], ~same_as_previous, [True]))))
+  is_bound = np.concatenate(([True], ~same_as_previous, [True]))
+  sizes = np.diff(np.flatnonzero(is_bound))
   return int((sizes * (sizes - 1) // 2).sum())
 
 
 def _count_inversions(permutation: np.ndarray) -> int:
-  """Number of pairs i < j with permutation[i] > permutation[j], for a permutation of 0 to n - 1,
-  int64 [n].
+  """Counts the pairs i < j with permutation[i] > permutation[j].
 
   Goes from the highest bit of the values to the lowest, with the values parted by the bits above
   and in their original order within a part. Two values form an inversion at the first bit in
-  which they differ, if the one with the bit set comes first. In a permutation of 0 to 2**m - 1
+  which they differ, if the value with the bit set comes first. In a permutation of 0 to 2**m - 1
   half of each part has the bit set, so that no part needs its own loop.
+
+  Args:
+    permutation: int64 [n], a permutation of 0 to n - 1.
   """
   size = 1 << (permutation.size - 1).bit_length()
-  values = np.arange(
-    size
-  )  # Values beyond n stand in their places after all others, and add no inversion.
+  # Values beyond n stand in their places after all others, and add no inversion.
+  values = np.arange(size)
   values[: permutation.size] = permutation
   inversions = 0
   half = size // 2
   while half:
     parts = size // (2 * half)
     is_set = (values & half) != 0
-    set_before = np.cumsum(is_set)[
-      ~is_set
-    ]  # [size / 2], for each value with the bit unset, over all parts.
-    inversions += int(set_before.sum()) - half * half * math.comb(
-      parts, 2
-    )  # Less those set in earlier parts.
-    values = np.stack(
-      (values[~is_set].reshape(parts, half), values[is_set].reshape(parts, half)), axis=1
-    ).reshape(-1)
+    # [size / 2]: number of values with the bit set before each value without it, over all parts.
+    set_before = np.cumsum(is_set)[~is_set]
+    # Values in earlier parts are counted too, but form no inversions at this bit.
+    set_in_earlier_parts = half * half * math.comb(parts, 2)
+    inversions += int(set_before.sum()) - set_in_earlier_parts
+    unset_values = values[~is_set].reshape(parts, half)
+    set_values = values[is_set].reshape(parts, half)
+    values = np.stack((unset_values, set_values), axis=1).reshape(-1)
     half //= 2
   return inversions

@@ -1,6 +1,4 @@
-"""The metrics of many modules as columns: from results in memory, or from the `per_module.csv`
-of an evaluation.
-"""
+"""The metrics of many modules as columns, from results or from an evaluation's `per_module.csv`."""
 
 from __future__ import annotations
 
@@ -19,17 +17,19 @@ from tpu_graphs.metrics import metrics
 _ID, _CONFIGS = 'module_id', 'num_configs'
 _COUNT = re.compile(r'[0-9]{1,15}')
 _METRIC = re.compile(r'opa|kendall_tau|top_[1-9]\d*_error')
-_RANGES = {'opa': (0, 1), 'kendall_tau': (-1, 1)}  # All other metrics are errors, from 0 up.
+# All other metrics are errors, from 0 up.
+_RANGES = {'opa': (0, 1), 'kendall_tau': (-1, 1)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModuleTable:
-  """Metrics of M modules, sorted by name.
+  """The metrics of M modules, sorted by name.
 
   Attributes:
     module_ids: names, distinct.
     num_configs: int64 [M], number of configs that were ranked.
-    values: metric, named as in `metrics.ModuleMetrics.values` -> float64 [M], NaN where undefined.
+    values: name of a metric as in `metrics.ModuleMetrics.values` -> float64 [M], NaN where
+      undefined.
   """
 
   module_ids: tuple[str, ...]
@@ -38,7 +38,7 @@ class ModuleTable:
 
   @classmethod
   def of(cls, results: Iterable[metrics.ModuleMetrics]) -> ModuleTable:
-    """The table of some results.
+    """Returns the table of some results.
 
     Raises:
       InputError: a module occurs twice, or modules were evaluated for different ks.
@@ -53,7 +53,7 @@ class ModuleTable:
     )
 
   def select(self, rows: Sequence[int]) -> ModuleTable:
-    """The modules at `rows`, ascending."""
+    """Returns a table of the modules at `rows`, which ascend."""
     return ModuleTable(
       tuple(self.module_ids[row] for row in rows),
       self.num_configs[rows],
@@ -66,13 +66,13 @@ def parse(text: str, *, path: str) -> ModuleTable:
 
   Args:
     text: a CSV with a header; columns 'module_id', 'num_configs', and any of 'opa',
-      'kendall_tau' and 'top_<k>_error'. Others are not read. An empty cell or 'nan' is an
+      'kendall_tau' and 'top_<k>_error'. Other columns are not read. An empty cell or 'nan' is an
       undefined metric.
-    path: where it is from, for errors.
+    path: path of the file, for errors.
 
   Raises:
-    InputError: a column is missing or there twice, a row has more or fewer cells, a cell is no
-      number or out of range, or a module occurs twice; names the line.
+    InputError: a column is missing or occurs twice, a row has more or fewer cells, a cell is not
+      a number or out of range, or a module occurs twice; the error names the line.
   """
   with errors.in_file(path):
     reader = csv.reader(io.StringIO(text.removeprefix('\ufeff'), newline=''), strict=True)
@@ -97,7 +97,9 @@ def parse(text: str, *, path: str) -> ModuleTable:
             found=f'{module_id}, as in line {lines[module_id]}',
           )
         lines[module_id] = reader.line_num
-        rows.append((module_id, _count(row, where), [_value(row, name, where) for name in names]))
+        count = _count(row, where)
+        values = [_value(row, name, where) for name in names]
+        rows.append((module_id, count, values))
     except csv.Error as error:
       raise errors.InputError(
         'damaged CSV', where=f'line {reader.line_num}', found=error
@@ -112,9 +114,11 @@ def parse(text: str, *, path: str) -> ModuleTable:
 
 
 def _check_header(header: Sequence[str]) -> list[str]:
-  """The names of the metrics."""
+  """Returns the names of the metrics."""
   names = [name for name in header if _METRIC.fullmatch(name)]
-  missing = [name for name in (_ID, _CONFIGS) if name not in header] or ([] if names else ['opa'])
+  missing = [name for name in (_ID, _CONFIGS) if name not in header]
+  if not names:
+    missing.append('opa')
   if missing:
     raise errors.InputError(
       'column missing',
@@ -149,10 +153,8 @@ def _value(row: Mapping[str, str], name: str, where: str) -> float:
     ) from None
   low, high = _RANGES.get(name, (0, sys.float_info.max))
   if value < low or value > high:
+    expected = f'{low} to {high}' if name in _RANGES else f'>= {low}, finite'
     raise errors.InputError(
-      'number out of range',
-      where=f'{where}, {name}',
-      found=row[name],
-      expected=f'{low} to {high}' if name in _RANGES else f'>= {low}, finite',
+      'number out of range', where=f'{where}, {name}', found=row[name], expected=expected
     )
   return value

@@ -1,16 +1,15 @@
-"""Submissions to the Kaggle competition on TpuGraphs, "Google - Fast or Slow? Predict AI Model
-Runtime".
+"""Submissions to the Kaggle competition "Google - Fast or Slow? Predict AI Model Runtime".
 
   ID,TopConfigs
   tile:xla:d6f5f54247bd1e58a10b9e7062c636ab,17;3;40;0;8
   layout:xla:random:cd708819d3f5103afd6460b15e74eaf3,5;2;0;1;4;3
 
-A row is a module of a test split, by collection and file stem, and the positions of its configs,
-predicted fastest
-first: all of them for layout, the first five for tile. A row of tile scores 2 - (fastest of the
-five / fastest of all), one less the top-5 error; a row of layout scores Kendall's tau-b. The
-score of a submission is the mean over its collections of the means over their rows, so that a
-collection of 8 modules counts as much as one of 844.
+The competition is on TpuGraphs. A row names a module of a test split by collection and file stem,
+and lists the positions of its configs, predicted fastest first: all configs for layout, the first
+five for tile. A row of tile scores 2 - (fastest of the five / fastest of all), one less the top-5
+error; a row of layout scores Kendall's tau-b. The score of a submission is the mean over its
+collections of the means over their rows, so that a collection of 8 modules counts as much as one
+of 844.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Row:
   """One row of a submission.
 
   Attributes:
-    line: number of its line, from 1.
+    line: number of the line in the file, from 1.
     positions: int64 [K], distinct, predicted fastest first.
   """
 
@@ -58,10 +57,10 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Submission:
-  """A file that was read.
+  """The content of a submission file.
 
   Attributes:
-    path: of the file.
+    path: path of the file, for errors.
     rows: collection -> module_id -> row, with every collection of `ROWS`.
   """
 
@@ -71,11 +70,11 @@ class Submission:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Measured:
-  """What is known of a module that a submission ranks.
+  """The measurements of a module that a submission ranks.
 
   Attributes:
-    module_id: of the module.
-    config_id: int64 [C].
+    module_id: the module's name.
+    config_id: int64 [C], positions of the configs in the source.
     relative_runtime: [C], -1 where not measured; see `module.relative_runtime`.
   """
 
@@ -86,12 +85,12 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CollectionScore:
-  """How well a submission does on one collection.
+  """The score of a submission on one collection.
 
   Attributes:
-    score: mean over the rows; None if none has a score.
+    score: mean over the rows; None if no row has a score.
     rows: number of rows that have a score.
-    undefined: number of rows that have none, since there is nothing to rank in their modules.
+    undefined: number of rows without a score, since their modules have nothing to rank.
     unmeasured: number of rows whose modules have no runtimes.
     missing: number of modules without a row.
   """
@@ -104,24 +103,24 @@ class CollectionScore:
 
 
 def check_collection(collection: str) -> str:
-  """`collection`, if it is one of the five.
+  """Returns `collection` if it is one of the five.
 
   Raises:
-    InputError: it is not.
+    InputError: it is another.
   """
   if collection not in ROWS:
     raise errors.InputError(
-      'no collection of the competition', found=repr(collection), expected=', '.join(ROWS)
+      'not a collection of the competition', found=repr(collection), expected=', '.join(ROWS)
     )
   return collection
 
 
 def row(collection: str, module_id: str, config_id: np.ndarray, order: np.ndarray) -> str:
-  """The line of a module, without its end.
+  """Returns the line of a module, without the line end.
 
   Args:
     collection: one of `ROWS`.
-    module_id: of the module, the stem of its npz file.
+    module_id: the module's name, the stem of its npz file.
     config_id: int64 [C], all positions of the source in any order.
     order: int64 [C], indices of the configs, predicted fastest first.
 
@@ -135,22 +134,24 @@ def row(collection: str, module_id: str, config_id: np.ndarray, order: np.ndarra
     )
   missing = np.setdiff1d(np.arange(config_id.max(initial=-1) + 1), config_id, assume_unique=True)
   if missing.size or not config_id.size:
+    found = f'{config_id.size} configs'
+    if missing.size:
+      found += f', without position {missing[0]}'
     raise errors.InputError(
       'configs left out',
       where=where,
-      found=f'{config_id.size} configs'
-      + (f', without position {missing[0]}' if missing.size else ''),
+      found=found,
       expected='all configs of the source',
       fix='convert the data without --max_configs and --dedup_configs',
     )
-  ranked = config_id[
-    order[:TOP_TILE_CONFIGS] if module_lib.kind_of_collection(collection) == 'tile' else order
-  ]
-  return f'{where},{";".join(map(str, ranked.tolist()))}'
+  if module_lib.kind_of_collection(collection) == 'tile':
+    order = order[:TOP_TILE_CONFIGS]
+  positions = ';'.join(map(str, config_id[order].tolist()))
+  return f'{where},{positions}'
 
 
 def missing_rows(counts: Mapping[str, int]) -> list[str]:
-  """What a submission lacks, in words.
+  """Returns descriptions of the collections that lack rows, or have too many.
 
   Args:
     counts: collection -> number of rows.
@@ -158,19 +159,20 @@ def missing_rows(counts: Mapping[str, int]) -> list[str]:
   Returns:
     For each collection with another number of rows than its public test split, both numbers.
   """
-  return [
-    f'{collection}: {counts.get(collection, 0)} of {expected} rows'
-    for collection, expected in ROWS.items()
-    if counts.get(collection, 0) != expected
-  ]
+  descriptions = []
+  for collection, expected in ROWS.items():
+    count = counts.get(collection, 0)
+    if count != expected:
+      descriptions.append(f'{collection}: {count} of {expected} rows')
+  return descriptions
 
 
 def parse(text: str, *, path: str) -> Submission:
   """Parses a submission.
 
   Raises:
-    InputError: the header is another, an id is unknown or occurs twice, or positions are no
-      numbers or occur twice; names line and id.
+    InputError: the header is another, an id is unknown or occurs twice, or positions are not
+      numbers or occur twice; the error names line and id.
   """
   lines = text.removeprefix('\ufeff').splitlines()
   with errors.in_file(path):
@@ -191,9 +193,8 @@ def parse(text: str, *, path: str) -> Submission:
         raise errors.InputError(
           'row without a comma', where=where, found=repr(errors.brief(line)), expected=HEADER
         )
-      collection = next(
-        (collection for collection in ROWS if name.startswith(f'{collection}:')), None
-      )
+      collections = (known for known in ROWS if name.startswith(f'{known}:'))
+      collection = next(collections, None)
       if collection is None or name == f'{collection}:':
         raise errors.InputError(
           'not an id',
@@ -201,13 +202,13 @@ def parse(text: str, *, path: str) -> Submission:
           found=repr(errors.brief(name)),
           expected=f'COLLECTION:MODULE, where COLLECTION is one of {", ".join(ROWS)}',
         )
-      known = rows[collection].setdefault(
-        name.removeprefix(f'{collection}:'),
-        Row(number, _parse_positions(positions, f'{where}, {name}')),
-      )
-      if known.line != number:
+      where = f'{where}, {name}'
+      parsed = Row(number, _parse_positions(positions, where))
+      module_id = name.removeprefix(f'{collection}:')
+      first = rows[collection].setdefault(module_id, parsed)
+      if first is not parsed:
         raise errors.InputError(
-          'id occurs twice', where=f'{where}, {name}', found=f'the id of line {known.line}'
+          'id occurs twice', where=where, found=f'the id of line {first.line}'
         )
   return Submission(path, rows)
 
@@ -236,14 +237,14 @@ def score_collection(
   """Scores the rows of one collection.
 
   Args:
-    submission: what is scored.
+    submission: the submission.
     collection: one of `ROWS`.
     modules: all modules of a split of the collection.
-    partial: whether modules may be without a row; they do not count.
+    partial: whether modules may lack a row; modules without a row do not count.
 
   Raises:
-    InputError: a row does not fit its module or has none, or a module has no row; names line and
-      id.
+    InputError: a row does not fit its module or names an unknown module, or a module has no row;
+      the error names line and id.
   """
   rows = submission.rows[check_collection(collection)]
   kind = module_lib.kind_of_collection(collection)
@@ -258,7 +259,8 @@ def score_collection(
       if name not in rows:
         missing.append(f'{collection}:{name}')
         continue
-      ranked = _ranked(rows[name], measured, kind, f'line {rows[name].line}, {collection}:{name}')
+      where = f'line {rows[name].line}, {collection}:{name}'
+      ranked = _ranked(rows[name], measured, kind, where)
       if ranked is None:
         unmeasured += 1
       else:
@@ -289,8 +291,9 @@ def score_collection(
 
 
 def _ranked(row: Row, measured: Measured, kind: str, where: str) -> np.ndarray | None:
-  """Indices of the measured configs that a row lists, in its order; None if the module has no
-  runtimes.
+  """Returns the indices of the measured configs that a row lists, in its order.
+
+  Returns None if the module has no runtimes.
   """
   indices = config_indices.rows_of(row.positions, measured.config_id, where=where)
   c = measured.config_id.size
@@ -300,14 +303,15 @@ def _ranked(row: Row, measured: Measured, kind: str, where: str) -> np.ndarray |
       'too few positions',
       where=where,
       found=indices.size,
-      expected=(f'all {c} configs' if kind == 'layout' else f'at least {expected}'),
+      expected=f'all {c} configs' if kind == 'layout' else f'at least {expected}',
     )
-  if (measured.relative_runtime == module_lib.UNMEASURED).all():
+  is_measured = measured.relative_runtime != module_lib.UNMEASURED
+  if not is_measured.any():
     return None
-  ranked = indices[measured.relative_runtime[indices] != module_lib.UNMEASURED]
+  ranked = indices[is_measured[indices]]
   if not ranked.size:
     raise errors.InputError(
-      'no config with a runtime', where=where, found=f'{indices.size} configs without'
+      'no config with a runtime', where=where, found=f'{indices.size} configs without a runtime'
     )
   return ranked
 
@@ -321,6 +325,6 @@ def _score(ranked: np.ndarray, measured: Measured, kind: str) -> float:
 
 
 def overall(scores: Iterable[CollectionScore]) -> float | None:
-  """The score of a submission: the mean over the collections that have one; None if none has."""
+  """Returns the mean score over the collections that have a score; None if none has one."""
   defined = [result.score for result in scores if result.score is not None]
   return math.fsum(defined) / len(defined) if defined else None

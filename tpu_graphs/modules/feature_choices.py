@@ -1,5 +1,4 @@
-"""What a dataset's node features are beyond the published form: the filler of layouts, and
-columns of a user's own.
+"""Choices about a dataset's node features: the padding of layouts, and a user's own columns.
 
 ```
 @feature_choices.node_features('op_cost', columns=['flops', 'bytes'])
@@ -25,8 +24,8 @@ from tpu_graphs import errors
 from tpu_graphs.modules import features
 from tpu_graphs.modules import module as module_lib
 
-# Takes a module, and the serialized HloModuleProto that it was read from (None where the source is
-# an npz file). Returns numbers [N, number of columns].
+# A function takes a module and the serialized HloModuleProto that the module was read from (None
+# where the source is an npz file). It returns numbers [N, number of columns].
 Function = Callable[[module_lib.Module, bytes | None], np.ndarray]
 
 LAYOUT_PADDINGS = (0, -1)
@@ -34,18 +33,18 @@ LAYOUT_PADDINGS = (0, -1)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NodeFeatures:
-  """Node features of a user's own: a function and what its columns are called.
+  """A user's own node features: a function and the names of its columns.
 
-  Two are equal if name, columns and source are. Pickles hold the source, so a worker imports the
-  function for itself.
+  Two objects are equal if their names, columns and sources are equal. A pickle holds the source
+  in place of the function, so each worker imports the function itself.
 
   Attributes:
-    name: distinct among those of a dataset.
+    name: a name that is unique in a dataset.
     columns: names of the columns.
-    source: 'package.module:attribute', where this object is found again; None if nowhere. Then
-      it serves within this program, but cannot be recorded with a dataset.
-    function: see `Function`; it must give the same numbers for the same module. None where this
-      object was read from a record: `resolve` looks it up.
+    source: 'package.module:attribute', from which this object can be imported. None if it cannot
+      be imported: then it works within this program, but cannot be recorded with a dataset.
+    function: a `Function`, which must return the same numbers for the same module. None where
+      this object was read from a record: `resolve` imports the function.
   """
 
   name: str
@@ -63,9 +62,8 @@ class NodeFeatures:
       )
     object.__setattr__(self, 'columns', tuple(self.columns))
     for where, names in (('name', (self.name,)), ('columns', self.columns)):
-      if not names or not all(
-        isinstance(name, str) and name and module_lib.is_unicode(name) for name in names
-      ):
+      proper = (isinstance(name, str) and name and module_lib.is_unicode(name) for name in names)
+      if not names or not all(proper):
         raise errors.InputError(
           'extra features without a proper name',
           where=where,
@@ -88,10 +86,10 @@ class NodeFeatures:
     return f'{self.name} ({", ".join(self.columns)}) of {self.source or "this program"}'
 
   def resolve(self) -> NodeFeatures:
-    """The same with its function.
+    """Returns these features with their function, which is imported if it is missing.
 
     Raises:
-      InputError: it cannot be loaded, or has another name or other columns by now.
+      InputError: the function cannot be loaded, or its name or columns have changed.
     """
     if self.function is not None:
       return self
@@ -107,7 +105,7 @@ class NodeFeatures:
     return found
 
   def compute(self, module: module_lib.Module, hlo: bytes | None) -> np.ndarray:
-    """The features of a module's ops, float32 [N, number of columns].
+    """Returns the features of a module's ops, float32 [N, number of columns].
 
     Raises:
       InputError: the function cannot be loaded, raises, or returns anything but finite numbers
@@ -119,7 +117,7 @@ class NodeFeatures:
       values = np.asarray(function(module, hlo))  # type: ignore[misc]  # Resolved.
     except Exception as error:
       raise errors.InputError(
-        'extra features failed', where=where, found=_describe(error), fix='mend the function'
+        'extra features failed', where=where, found=_describe(error), fix='fix the function'
       ) from error
     shape = (module.num_ops, len(self.columns))
     if values.shape != shape:
@@ -133,7 +131,8 @@ class NodeFeatures:
       raise errors.InputError(
         'extra features of wrong dtype', where=where, found=values.dtype, expected='float32'
       )
-    with np.errstate(over='ignore'):  # Beyond float32 it becomes inf.
+    # A value beyond float32 becomes inf, which is refused below.
+    with np.errstate(over='ignore'):
       result = values.astype(np.float32)
     if not np.isfinite(result).all():
       op, column = np.argwhere(~np.isfinite(result))[0]
@@ -147,19 +146,19 @@ class NodeFeatures:
 
 
 def node_features(name: str, *, columns: Iterable[str]) -> Callable[[Function], NodeFeatures]:
-  """Decorator that makes a function at the top of a module into `NodeFeatures`; see the
-  docstring of this file.
+  """Returns a decorator that turns a function at the top of a module into `NodeFeatures`.
+
+  The docstring of this file shows an example.
   """
 
   def decorate(function: Function) -> NodeFeatures:
     path = f'{function.__module__}:{function.__qualname__}'
-    importable = (
-      function.__module__ != '__main__' and '<' not in path
-    )  # As in '<locals>' and '<lambda>'.
+    # A path with '<locals>' or '<lambda>' in it cannot be imported.
+    importable = function.__module__ != '__main__' and '<' not in path
     return NodeFeatures(
       name=name,
-      columns=columns,
-      source=path if importable else None,  # type: ignore[arg-type]
+      columns=columns,  # type: ignore[arg-type]  # `NodeFeatures` makes it a tuple.
+      source=path if importable else None,
       function=function,
     )
 
@@ -173,28 +172,25 @@ def load(source: str) -> NodeFeatures:
     source: 'package.module:attribute'; modules in the current directory are found as well.
 
   Raises:
-    InputError: there is no such module or attribute, its import fails, or it is something else.
+    InputError: the module or attribute does not exist, the import fails, or the attribute is not
+      `NodeFeatures`.
   """
   module_name, _, attribute = source.partition(':')
   if not (module_name and attribute):
     raise errors.InputError(
       'extra features wrongly named', found=repr(source), expected="'package.module:attribute'"
     )
+  # Installed commands and `python folder/file.py` do not have the current directory in `sys.path`.
   if not {'', os.getcwd()} & set(sys.path):
-    sys.path.append(os.getcwd())  # Neither an installed command nor `python folder/file.py` has it.
+    sys.path.append(os.getcwd())
   try:
     module = importlib.import_module(module_name)
   except Exception as error:
-    missing = isinstance(error, ModuleNotFoundError) and f'{module_name}.'.startswith(
-      f'{error.name}.'
-    )
+    fix = 'fix that module'
+    if isinstance(error, ModuleNotFoundError) and f'{module_name}.'.startswith(f'{error.name}.'):
+      fix = 'run where it can be imported, or put its folder on the PYTHONPATH'
     raise errors.InputError(
-      'extra features cannot be imported',
-      where=source,
-      found=_describe(error),
-      fix='run where it can be imported, or put its folder on the PYTHONPATH'
-      if missing
-      else 'mend that module',
+      'extra features cannot be imported', where=source, found=_describe(error), fix=fix
     ) from error
   try:
     found = operator.attrgetter(attribute)(module)
@@ -208,7 +204,7 @@ def load(source: str) -> NodeFeatures:
     ) from error
   if not isinstance(found, NodeFeatures):
     raise errors.InputError(
-      'no extra features',
+      'not extra features',
       where=source,
       found=f'an object of type {type(found).__name__}',
       expected='a function under @feature_choices.node_features',
@@ -217,41 +213,36 @@ def load(source: str) -> NodeFeatures:
 
 
 def _describe(error: BaseException) -> str:
-  """Type and message of an exception, for an error of one line."""
+  """Returns the type and message of an exception, for an error of one line."""
   return f'{type(error).__name__}: {error}' if str(error) else type(error).__name__
 
 
 def pad_layouts(node_feat: np.ndarray) -> None:
-  """Turns the padding of layouts in node features of the published form from 0 into -1, in place.
+  """Changes the padding of layouts from 0, the published form, to -1, in place.
 
-  A layout lists each of 0 to rank - 1 once, so its largest value tells how many places are used.
-  Where all are 0, the
-  shape tells the layout of one dimension from none: a single dimension equals both the sum and
-  the product, and the product of no dimension is 1. So every shape with a layout comes out as
-  from its HLO. Of those without, two look as if
-  they had the layout of one dimension and count as that: a single dimension, and several that
-  are all 0.
+  A layout lists each of 0 to rank - 1 once, so its largest value + 1 is the number of places
+  used. Where all values are 0, the shape distinguishes a layout of one dimension from no layout: a
+  single dimension equals both the sum and the product, and the product of no dimensions is 1. So
+  every shape with a layout gets the same values as from its HLO. Two shapes without a layout look
+  as if they had a layout of one dimension, and are padded as such: a single dimension, and several
+  dimensions that are all 0.
 
   Args:
-    node_feat: float [N, 140].
+    node_feat: float [N, 140], node features in the published form.
   """
-  layout, dimensions = (
-    _columns(node_feat, 'layout_minor_to_major_0'),
-    _columns(node_feat, 'shape_dimensions_0'),
-  )
-  total, product = (
-    _columns(node_feat, f'shape_dimensions_{name}')[:, 0] for name in ('sum', 'product')
-  )
+  layout = _columns(node_feat, 'layout_minor_to_major_0')
+  dimensions = _columns(node_feat, 'shape_dimensions_0')
+  total = _columns(node_feat, 'shape_dimensions_sum')[:, 0]
+  product = _columns(node_feat, 'shape_dimensions_product')[:, 0]
   largest = layout.max(axis=1, initial=0)
-  one_dimension = (
-    (dimensions[:, 0] == total) & (dimensions[:, 0] == product) & ~dimensions[:, 1:].any(axis=1)
-  )
+  first = dimensions[:, 0]
+  one_dimension = (first == total) & (first == product) & ~dimensions[:, 1:].any(axis=1)
   used = np.where(largest > 0, largest + 1, one_dimension)
   layout[np.arange(features.LAYOUT_DIMENSIONS) >= used[:, np.newaxis]] = -1
 
 
 def unpad_layouts(node_feat: np.ndarray) -> np.ndarray:
-  """`node_feat`, float [N, 140], in the published form, where the padding of layouts is 0."""
+  """Returns `node_feat`, float [N, 140], in the published form: layouts are padded with 0."""
   if (_columns(node_feat, 'layout_minor_to_major_0') < 0).any():
     node_feat = node_feat.copy()
     layout = _columns(node_feat, 'layout_minor_to_major_0')
@@ -260,19 +251,19 @@ def unpad_layouts(node_feat: np.ndarray) -> np.ndarray:
 
 
 def _columns(node_feat: np.ndarray, first: str) -> np.ndarray:
-  """The columns of up to six dimensions from the one named `first` on, a view [N, 6]."""
+  """Returns six columns, starting with the column named `first`, as a view [N, 6]."""
   column = features.node_feature_names().index(first)
   return node_feat[:, column : column + features.LAYOUT_DIMENSIONS]
 
 
 @dataclasses.dataclass(frozen=True)
 class FeatureChoices:
-  """How the features of a dataset's ops are made.
+  """Choices of how the features of a dataset's ops are made.
 
   Attributes:
-    layout_padding: fills the unused ones of the six columns `layout_minor_to_major_*`. 0 is the
-      published form; -1 tells "no dimension" from "dimension 0".
-    extra: features of a user's own. They see `node_feat` with the padding chosen.
+    layout_padding: the value of unused places in the six columns `layout_minor_to_major_*`. 0 is
+      the published form; -1 distinguishes "no dimension" from "dimension 0".
+    extra: a user's own features. Their functions get `node_feat` with the chosen padding.
   """
 
   layout_padding: int = 0
@@ -302,23 +293,27 @@ class FeatureChoices:
 
   @property
   def extra_columns(self) -> tuple[str, ...]:
-    """Names of the columns of `Module.extra_feat`, such as 'op_cost.flops'."""
+    """The names of the columns of `Module.extra_feat`, such as 'op_cost.flops'."""
     return tuple(f'{extra.name}.{column}' for extra in self.extra for column in extra.columns)
 
   @property
   def num_extra(self) -> int:
-    """Number of these columns, K."""
+    """The number K of columns of `Module.extra_feat`."""
     return len(self.extra_columns)
 
   def resolve(self) -> FeatureChoices:
-    """The same with the functions of all extra features; see `NodeFeatures.resolve`."""
+    """Returns the same choices with the functions of all extra features.
+
+    Raises:
+      InputError: see `NodeFeatures.resolve`.
+    """
     return dataclasses.replace(self, extra=tuple(extra.resolve() for extra in self.extra))
 
   def add_extra(self, module: module_lib.Module, hlo: bytes | None = None) -> module_lib.Module:
-    """`module` with its `extra_feat` computed.
+    """Returns `module` with its `extra_feat` computed.
 
     Args:
-      module: with the padding chosen.
+      module: the module, whose `node_feat` has the chosen padding.
       hlo: the serialized HloModuleProto of `module`; None where there is none.
 
     Raises:
@@ -330,10 +325,10 @@ class FeatureChoices:
     return dataclasses.replace(module, extra_feat=np.concatenate(blocks, axis=1))
 
   def to_json(self) -> dict[str, Any]:
-    """What datasets and runs record; `from_json` reads it.
+    """Returns the record of these choices in a dataset or run; `from_json` reads it.
 
     Raises:
-      InputError: extra features without a source, or whose source holds something else.
+      InputError: extra features have no source, or their source holds something else.
     """
     for extra in self.extra:
       if extra.source is None:
@@ -356,20 +351,20 @@ class FeatureChoices:
 
   @classmethod
   def from_json(cls, content: Mapping[str, Any]) -> FeatureChoices:
-    """Reads what `to_json` gave, among other things; what is missing has its default. Functions
-    are not loaded yet.
+    """Reads the choices that `to_json` recorded; functions are not loaded yet.
+
+    Args:
+      content: the record; other keys are ignored, and missing keys have their defaults.
 
     Raises:
-      InputError: a value or name cannot be.
+      InputError: a value or name is not valid.
       TypeError: the content is of another structure.
     """
-    return cls(
-      content.get('layout_padding', 0),
-      tuple(
-        NodeFeatures(name=extra['name'], columns=extra['columns'], source=extra['source'])
-        for extra in content.get('extra_features', ())
-      ),
+    extra = tuple(
+      NodeFeatures(name=entry['name'], columns=entry['columns'], source=entry['source'])
+      for entry in content.get('extra_features', ())
     )
+    return cls(content.get('layout_padding', 0), extra)
 
 
 PUBLISHED = FeatureChoices()

@@ -1,7 +1,7 @@
 """Names and columns of the features, and the opcode table.
 
-The tables are those of the published TpuGraphs dataset. Column i of `Module.node_feat` is
-`node_feature_names()[i]`; the same holds for the config features.
+The tables come from the published TpuGraphs dataset. Column i of `Module.node_feat` is
+`node_feature_names()[i]`; the config features have their own lists of names.
 """
 
 from __future__ import annotations
@@ -18,34 +18,33 @@ NUM_LAYOUT_FEATURES = 18
 NUM_OPCODES = 121  # Ids 0 (unknown) to 120.
 UNKNOWN_OPCODE = 0
 
-# A layout config holds, per configurable op, the layout of these tensors, each as up to six
-# dimensions, minor to major.
+# A layout config holds, per configurable op, the layouts of these tensors. Each layout has up to
+# six dimensions, minor to major.
 LAYOUT_TENSORS = ('output', 'input', 'kernel')
 LAYOUT_DIMENSIONS = 6
 
 
 def _table(name: str) -> list[dict[str, str]]:
-  text = (
-    importlib.resources.files('tpu_graphs').joinpath(f'tables/{name}').read_text(encoding='utf-8')
-  )
+  path = importlib.resources.files('tpu_graphs').joinpath(f'tables/{name}')
+  text = path.read_text(encoding='utf-8')
   return list(csv.DictReader(text.splitlines()))
 
 
 @functools.cache
 def node_feature_names() -> tuple[str, ...]:
-  """The 140 names of the columns of `Module.node_feat`."""
+  """Returns the names of the 140 columns of `Module.node_feat`."""
   return tuple(row['name_readme'] for row in _table('node_features.csv'))
 
 
 @functools.cache
 def tile_feature_names() -> tuple[str, ...]:
-  """The 24 names of the columns of `Module.config_feat`."""
+  """Returns the names of the 24 columns of `Module.config_feat`."""
   return tuple(row['name'] for row in _table('tile_config_features.csv'))
 
 
 @functools.cache
 def layout_feature_names() -> tuple[str, ...]:
-  """The 18 names of the last axis of `Module.node_config_feat`."""
+  """Returns the names of the 18 features on the last axis of `Module.node_config_feat`."""
   return tuple(
     f'{tensor}_layout_{i}' for tensor in LAYOUT_TENSORS for i in range(LAYOUT_DIMENSIONS)
   )
@@ -53,7 +52,7 @@ def layout_feature_names() -> tuple[str, ...]:
 
 @functools.cache
 def opcodes() -> dict[str, int]:
-  """Opcode name -> id, 1 to 120. A name that is missing here has the id `UNKNOWN_OPCODE`."""
+  """Returns opcode name -> id, 1 to 120; a missing name has the id `UNKNOWN_OPCODE`."""
   return {
     row['name']: int(row['id']) for row in _table('opcodes.csv') if row['status'] != 'unknown'
   }
@@ -61,7 +60,7 @@ def opcodes() -> dict[str, int]:
 
 @functools.cache
 def opcode_names() -> tuple[str, ...]:
-  """Opcode id -> name; id 0 is '<unknown>'."""
+  """Returns the names of the opcodes, indexed by id; the name of id 0 is '<unknown>'."""
   names = ['<unknown>'] * NUM_OPCODES
   for name, opcode in opcodes().items():
     names[opcode] = name

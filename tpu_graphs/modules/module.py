@@ -12,7 +12,7 @@ import numpy as np
 from tpu_graphs import errors
 from tpu_graphs.modules import features
 
-# The fields of `Module` that only one kind has. In everything else the kinds are alike.
+# Only these fields of `Module` differ between the kinds.
 KIND_ARRAYS = {
   'tile': ('config_feat', 'config_runtime_normalizers'),
   'layout': ('node_config_ids', 'node_config_feat'),
@@ -21,12 +21,12 @@ KINDS = tuple(KIND_ARRAYS)
 SPLITS = ('train', 'valid', 'test')
 DEFAULT_MAX_ARRAY_BYTES = 16 << 30  # Sources refuse larger arrays before they allocate them.
 UNMEASURED = -1  # `config_runtime` of a config that was not measured.
-_BLOCK = 1 << 16  # Values that are checked at a time.
+_BLOCK = 1 << 16  # Number of values that are checked at a time.
 MIN_RUNTIME_NS = 2  # A measured time below this is a failed measurement, not a fast config.
 
 
 def kind_of_collection(collection: str) -> str:
-  """The kind, 'tile' or 'layout', that a collection's name starts with, as in 'layout:xla:random'.
+  """Returns the kind at the start of a collection's name: 'layout' for 'layout:xla:random'.
 
   Raises:
     InputError: the name starts with no known kind.
@@ -50,16 +50,16 @@ class Module:
   `Module` is always well formed. Arrays must not be written to afterwards.
 
   Attributes:
-    module_id: a name that is unique in a collection: the stem of the npz file, or HLO module
-      name and fingerprint.
+    module_id: a name that is unique in a collection: the stem of the npz file, or the name and
+      fingerprint of the HLO module.
     kind: 'tile' (one config vector per module) or 'layout' (one config vector per configurable op).
     node_opcode: uint8 [N], ids of `features.opcodes()`.
     node_feat: float32 [N, 140], columns named by `features.node_feature_names()`.
     edge_index: int64 [E, 2], rows (consumer, operand), each an index of an op.
     node_splits: int64 [S + 1], from 0 to N: op i lies in segment s where node_splits[s] <= i <
       node_splits[s + 1]. A missing last entry N is appended.
-    computation: int64 [N], index of each op's computation; where it is not known (None is
-      given), of its segment.
+    computation: int64 [N], index of each op's computation. If None is given, because the
+      computations are not known, it becomes the index of each op's segment.
     config_runtime: int64 [C], measured time in ns, lower is better; -1 where not measured.
     config_id: int64 [C], position of each config in its source; distinct.
     config_feat: float32 [C, 24], tile only, columns named by `features.tile_feature_names()`.
@@ -68,18 +68,17 @@ class Module:
     node_config_ids: int64 [NC], layout only, index of each configurable op.
     node_config_feat: int8 [C, NC, 18], layout only, last axis named by
       `features.layout_feature_names()`; -1 is "no dimension".
-    dropped_runs: reason -> number of runs of the source that are not among the C configs,
-      because they failed.
+    dropped_runs: reason -> number of runs of the source that are left out of the C configs.
     extra_feat: float32 [N, K], custom node features, columns named by
       `FeatureChoices.extra_columns`; None means K = 0.
-    unknown_opcodes: opcode name -> number of ops that have it and so the id 0, where the source
-      tells names.
-    default_config: `config_id` of the compiler's own choice; None where the source does not tell
-      it.
+    unknown_opcodes: name of an unknown opcode -> number of ops that have it, and therefore the
+      id 0; empty where the source does not name opcodes.
+    default_config: `config_id` of the compiler's own choice; None where the source does not
+      name it.
 
   Raises (on construction):
-    InputError: an array has a wrong shape, dtype, value or index; the error names it, the value
-      found and the expected.
+    InputError: an array has a wrong shape, dtype, value or index; the error names the array, the
+      value found and the value expected.
   """
 
   module_id: str
@@ -116,15 +115,15 @@ class Module:
     for kind, names in KIND_ARRAYS.items():
       for name in names:
         if (getattr(self, name) is not None) != (kind == self.kind):
+          reason = 'array missing' if kind == self.kind else 'array of the other kind'
           raise errors.InputError(
-            'array of the other kind' if kind != self.kind else 'array missing',
+            reason,
             where=name,
             expected=f'the arrays of a {self.kind} module: {", ".join(KIND_ARRAYS[self.kind])}',
           )
 
-    n = self._set(
-      'node_opcode', _integers, (None,), np.uint8, low=0, high=features.NUM_OPCODES - 1
-    ).size
+    last_opcode = features.NUM_OPCODES - 1
+    n = self._set('node_opcode', _integers, (None,), np.uint8, low=0, high=last_opcode).size
     self._set('node_feat', _floats, (n, features.NUM_NODE_FEATURES))
     if self.extra_feat is None:
       object.__setattr__(self, 'extra_feat', np.zeros((n, 0), np.float32))
@@ -152,14 +151,8 @@ class Module:
       self._check_normalizers(self.config_runtime_normalizers)
     else:
       nc = self._set('node_config_ids', _integers, (None,), np.int64, low=0, high=n - 1).size
-      self._set(
-        'node_config_feat',
-        _integers,
-        (c, nc, features.NUM_LAYOUT_FEATURES),
-        np.int8,
-        low=-128,
-        high=127,
-      )
+      shape = (c, nc, features.NUM_LAYOUT_FEATURES)
+      self._set('node_config_feat', _integers, shape, np.int8, low=-128, high=127)
     low = (self.config_runtime != UNMEASURED) & (self.config_runtime < MIN_RUNTIME_NS)
     if low.any():
       raise errors.InputError(
@@ -222,7 +215,7 @@ class Module:
 
   @property
   def is_measured(self) -> bool:
-    """Whether any config has a runtime."""
+    """True if any config has a runtime."""
     return bool((self.config_runtime != UNMEASURED).any())
 
   @property
@@ -231,18 +224,15 @@ class Module:
     return relative_runtime(self.config_runtime, self.config_runtime_normalizers)
 
   def topology_fingerprint(self) -> bytes:
-    """A 16-byte digest of opcodes and edges, equal for modules with the same graph, whatever
-    else differs.
-    """
+    """Returns a 16-byte digest of opcodes and edges, equal for modules with the same graph."""
     order = np.lexsort((self.edge_index[:, 1], self.edge_index[:, 0]))
-    digest = hashlib.blake2b(
-      self.num_ops.to_bytes(8, 'little') + self.node_opcode.tobytes(), digest_size=16
-    )
+    ops = self.num_ops.to_bytes(8, 'little') + self.node_opcode.tobytes()
+    digest = hashlib.blake2b(ops, digest_size=16)
     digest.update(self.edge_index[order].astype('<i8').tobytes())
     return digest.digest()
 
   def select_configs(self, indices: Any) -> Module:
-    """The same graph with the configs at `indices` (distinct, int [c]) in that order."""
+    """Returns the same graph with the configs at `indices` (distinct, int [c]) in that order."""
     names = (
       'config_runtime',
       'config_id',
@@ -250,49 +240,51 @@ class Module:
       'config_runtime_normalizers',
       'node_config_feat',
     )
-    chosen = {
-      name: getattr(self, name)[indices] for name in names if getattr(self, name) is not None
-    }
+    arrays = {name: getattr(self, name) for name in names}
+    chosen = {name: array[indices] for name, array in arrays.items() if array is not None}
     default = self.default_config if self.default_config in chosen['config_id'] else None
     return dataclasses.replace(self, **chosen, default_config=default)
 
 
 def segment_of_op(node_splits: np.ndarray) -> np.ndarray:
-  """Index of each op's segment, int64 [N], from splits int64 [S + 1]."""
+  """Returns the index of each op's segment, int64 [N], from splits int64 [S + 1]."""
   return np.repeat(np.arange(node_splits.size - 1), np.diff(node_splits))
 
 
 def relative_runtime(runtime: np.ndarray, normalizer: np.ndarray | None) -> np.ndarray:
-  """Runtimes as rankings are judged by.
+  """Returns the runtimes that rankings are judged by.
 
   Args:
     runtime: int64 [C], ns, -1 where not measured.
     normalizer: int64 [C], ns, -1 where not measured; None for layout.
 
   Returns:
-    [C]: `runtime` itself without normalizer, else float64 runtime / normalizer with -1 where not
+    [C]: `runtime` itself without a normalizer; else runtime / normalizer as float64, -1 where not
     measured.
   """
   if normalizer is None:
     return runtime
-  return np.where(
-    runtime == UNMEASURED, float(UNMEASURED), runtime / np.where(normalizer > 0, normalizer, 1)
-  )
+  ratio = runtime / np.where(normalizer > 0, normalizer, 1)
+  return np.where(runtime == UNMEASURED, float(UNMEASURED), ratio)
 
 
 def is_unicode(name: str) -> bool:
-  """Whether `name` can be written as UTF-8; a file name with bytes that are no UTF-8 cannot."""
+  """Returns True if `name` can be written as UTF-8.
+
+  A file name with bytes that are not UTF-8 cannot: Python reads them as lone surrogates.
+  """
   return not any('\ud800' <= character <= '\udfff' for character in name)
 
 
 def _check_shape(array: np.ndarray, where: str, shape: tuple[int | None, ...]) -> None:
-  if array.ndim != len(shape) or any(
-    want not in (None, got) for want, got in zip(shape, array.shape, strict=True)
-  ):
-    expected = ', '.join('any' if size is None else str(size) for size in shape)
-    raise errors.InputError(
-      'wrong shape', where=where, found=f'{list(array.shape)}', expected=f'[{expected}]'
-    )
+  if array.ndim == len(shape):
+    pairs = zip(shape, array.shape, strict=True)
+    if all(size is None or size == found for size, found in pairs):
+      return
+  expected = ', '.join('any' if size is None else str(size) for size in shape)
+  raise errors.InputError(
+    'wrong shape', where=where, found=f'{list(array.shape)}', expected=f'[{expected}]'
+  )
 
 
 def _floats(array: np.ndarray, where: str, shape: tuple[int | None, ...]) -> np.ndarray:
@@ -301,12 +293,10 @@ def _floats(array: np.ndarray, where: str, shape: tuple[int | None, ...]) -> np.
     raise errors.InputError('wrong dtype', where=where, found=array.dtype, expected='float32')
   with np.errstate(over='ignore'):  # A float64 beyond float32 becomes inf, which is refused below.
     result = array.astype(np.float32, copy=False)
-  rows = max(
-    1, _BLOCK // max(result[:1].size, 1)
-  )  # In blocks: no array of the size of `result` is made.
-  if not all(
-    np.isfinite(result[start : start + rows]).all() for start in range(0, result.shape[0], rows)
-  ):
+  # Values are checked in blocks, so that no temporary array is as large as `result`.
+  rows = max(1, _BLOCK // max(result[:1].size, 1))
+  blocks = (result[start : start + rows] for start in range(0, result.shape[0], rows))
+  if not all(np.isfinite(block).all() for block in blocks):
     index = np.unravel_index(int(np.argmin(np.isfinite(result))), result.shape)
     raise errors.InputError(
       'value not finite',
@@ -334,13 +324,12 @@ def _integers(
   limit = np.iinfo(np.int64).max if high is None else high
   if array.size and (array.min() < low or array.max() > limit):
     index = np.unravel_index(int(np.argmax((array < low) | (array > limit))), array.shape)
-    expected = (
-      f'>= {low}'
-      if high is None
-      else f'{low} to {high}'
-      if high >= low
-      else 'no value, there is no op'
-    )
+    if high is None:
+      expected = f'>= {low}'
+    elif high >= low:
+      expected = f'{low} to {high}'
+    else:
+      expected = 'no value, there is no op'
     raise errors.InputError(
       'value out of range',
       where=f'{where}{[int(i) for i in index]}',
@@ -355,12 +344,11 @@ def _abbreviate(array: np.ndarray) -> str:
 
 
 def smallest_module(kind: str, *, num_extra: int = 0) -> Module:
-  """A module of one op with one config, all zeros, to make a model or a function with before any
-  data is there.
+  """Returns a module of one op and one config, all zeros, for models built before data is read.
 
   Args:
     kind: 'tile' or 'layout'.
-    num_extra: number of columns of its extra features.
+    num_extra: number of columns of `extra_feat`.
   """
   arrays: dict[str, dict[str, Any]] = {
     'tile': {

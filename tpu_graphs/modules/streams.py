@@ -1,7 +1,7 @@
-"""Modules whose configs stay where they are until they are needed.
+"""Modules whose config features are read only when they are needed.
 
 The features of configs are by far the largest part of a layout module: 100,000 configs of 3,000
-ops take 5 GB as int8. A `ConfigStream` has all the rest in memory and gives the features in blocks.
+ops take 5 GB as int8. A `ConfigStream` holds all else in memory and reads the features in blocks.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ import numpy as np
 from tpu_graphs import errors
 from tpu_graphs.modules import module as module_lib
 
-BLOCK_BYTES = 8 << 20  # Of config features at a time.
-IN_MEMORY_BYTES = 64 << 20  # More config features than this are not held in memory.
+BLOCK_BYTES = 8 << 20  # Config features are read in blocks of about this size.
+IN_MEMORY_BYTES = 64 << 20  # More config features than this go to disk.
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ConfigStream:
-  """A module of which the features of configs are still to be read.
+  """A module whose config features are read on demand.
 
   Attributes:
     graph: the module without any config.
     config_runtime: int64 [C]; see `Module`.
-    config_id: int64 [C].
-    config_runtime_normalizers: int64 [C] for tile, else None.
-    read: ascending indices of configs, int64 [c] -> their features in the same order, float32
-      [b, 24] or int8 [b, NC, 18], in blocks of about `BLOCK_BYTES`. It may be called several times.
+    config_id: int64 [C]; see `Module`.
+    config_runtime_normalizers: int64 [C] for tile, else None; see `Module`.
+    read: a function that takes ascending indices of configs, int64 [c], and yields their features
+      in the same order, float32 [b, 24] or int8 [b, NC, 18], in blocks of about `BLOCK_BYTES`. It
+      may be called several times.
   """
 
   graph: module_lib.Module
@@ -44,7 +45,7 @@ class ConfigStream:
 
   @classmethod
   def of(cls, module: module_lib.Module) -> ConfigStream:
-    """The configs of a module that is in memory."""
+    """Returns a stream of the configs of a module that is in memory."""
     graph = module.select_configs(np.arange(0))
     features = _features(module)
     step = rows_per_block(_row_bytes(graph))
@@ -67,7 +68,7 @@ class ConfigStream:
 
   @property
   def row_bytes(self) -> int:
-    """Bytes of the features of one config."""
+    """Size of the features of one config in bytes."""
     return _row_bytes(self.graph)
 
   @property
@@ -77,7 +78,7 @@ class ConfigStream:
 
   @property
   def is_measured(self) -> bool:
-    """Whether any config has a runtime."""
+    """True if any config has a runtime."""
     return bool((self.config_runtime != module_lib.UNMEASURED).any())
 
   @property
@@ -86,13 +87,11 @@ class ConfigStream:
     return module_lib.relative_runtime(self.config_runtime, self.config_runtime_normalizers)
 
   def blocks(self) -> Iterator[np.ndarray]:
-    """The features of all configs; see `read`."""
+    """Yields the features of all configs; see `read`."""
     return self.read(np.arange(self.num_configs))
 
   def select(self, rows: np.ndarray) -> ConfigStream:
-    """The same graph with the configs at `rows`, ascending int64 [c]; the others will not be
-    read.
-    """
+    """Returns the same graph with the configs at `rows`, ascending int64 [c], without reading."""
     normalizers = self.config_runtime_normalizers
     return dataclasses.replace(
       self,
@@ -103,17 +102,21 @@ class ConfigStream:
     )
 
   def module(self, rows: np.ndarray, features: np.ndarray) -> module_lib.Module:
-    """The module with the configs at `rows`, int64 [c], whose features are given: [c, 24] or [c,
-    NC, 18].
+    """Returns the module with the configs at `rows`, whose features the caller has read.
+
+    Args:
+      rows: int64 [c].
+      features: the features of these configs, [c, 24] for tile or [c, NC, 18] for layout.
     """
     chosen = {'config_runtime': self.config_runtime[rows], 'config_id': self.config_id[rows]}
     if self.config_runtime_normalizers is not None:
       chosen['config_runtime_normalizers'] = self.config_runtime_normalizers[rows]
-    chosen['config_feat' if self.graph.kind == 'tile' else 'node_config_feat'] = features
+    name = 'config_feat' if self.graph.kind == 'tile' else 'node_config_feat'
+    chosen[name] = features
     return dataclasses.replace(self.graph, **chosen)
 
   def load(self) -> module_lib.Module:
-    """The whole module in memory."""
+    """Reads the whole module into memory."""
     empty = _features(self.graph)
     features = np.empty((self.num_configs, *empty.shape[1:]), empty.dtype)
     fill(features, self.blocks())
@@ -122,11 +125,14 @@ class ConfigStream:
 
 @contextlib.contextmanager
 def merged(parts: Iterable[module_lib.Module]) -> Iterator[ConfigStream]:
-  """The module whose configs are dealt to `parts`, of one or more; those of several come in the
-  order of `config_id`.
+  """Yields one stream of a module whose configs are split over `parts`.
 
-  One part at a time is in memory; meanwhile many configs lie in a temporary file, as long as the
-  context lasts.
+  The configs of one part keep their order; the configs of several parts are sorted by
+  `config_id`. One part at a time is in memory. Features beyond `IN_MEMORY_BYTES` are in a
+  temporary file, which exists until the context ends.
+
+  Args:
+    parts: at least one module; the modules differ only in their configs.
 
   Raises:
     InputError: a config occurs twice.
@@ -139,14 +145,14 @@ def merged(parts: Iterable[module_lib.Module]) -> Iterator[ConfigStream]:
       for name in ('config_runtime', 'config_id', 'config_runtime_normalizers'):
         columns.setdefault(name, []).append(getattr(part, name))
       file.write(np.ascontiguousarray(_features(part)).data)
-      del part  # Before the next one is made.
+      del part  # Its memory is free before the next part is made.
     assert graph is not None
-    number, ids = len(columns['config_id']), np.concatenate(columns['config_id'])
+    ids = np.concatenate(columns['config_id'])
     if np.unique(ids).size != ids.size:
       raise errors.InputError('repeated value', where='config_id', expected='distinct positions')
-    order = (
-      np.argsort(ids) if number > 1 else np.arange(ids.size)
-    )  # Place in the file of each config.
+    # `order` holds the place in the file of each config.
+    has_several_parts = len(columns['config_id']) > 1
+    order = np.argsort(ids) if has_several_parts else np.arange(ids.size)
     row_bytes, empty = _row_bytes(graph), _features(graph)
 
     def row(place: int) -> bytes:
@@ -157,19 +163,18 @@ def merged(parts: Iterable[module_lib.Module]) -> Iterator[ConfigStream]:
       step = rows_per_block(row_bytes)
       for start in range(0, rows.size, step):
         places = order[rows[start : start + step]].tolist()
-        yield np.frombuffer(b''.join(map(row, places)), empty.dtype).reshape(
-          len(places), *empty.shape[1:]
-        )
+        values = np.frombuffer(b''.join(map(row, places)), empty.dtype)
+        yield values.reshape(len(places), *empty.shape[1:])
 
-    runtime, normalizers = columns['config_runtime'], columns['config_runtime_normalizers']
+    normalizers = None
+    if graph.kind == 'tile':
+      normalizers = np.concatenate(columns['config_runtime_normalizers'])[order]
     yield ConfigStream(
       graph=graph,
-      config_runtime=np.concatenate(runtime)[order],
+      config_runtime=np.concatenate(columns['config_runtime'])[order],
       config_id=ids[order],
       read=read,
-      config_runtime_normalizers=np.concatenate(normalizers)[order]
-      if graph.kind == 'tile'
-      else None,
+      config_runtime_normalizers=normalizers,
     )
 
 
@@ -182,20 +187,24 @@ def fill(array: np.ndarray, blocks: Iterator[np.ndarray]) -> None:
 
 
 def temporary_file(size: int) -> IO[bytes]:
-  """An empty file for `size` bytes: in memory if they are few, else on disk, gone when it is
-  closed.
-  """
+  """Returns an empty file for `size` bytes, in memory or on disk, which is deleted when closed."""
   return io.BytesIO() if size <= IN_MEMORY_BYTES else tempfile.TemporaryFile()
 
 
 def rows_per_block(row_bytes: int, block_bytes: int | None = None) -> int:
-  """Number of configs, at least one, in a block of so many bytes (default `BLOCK_BYTES`)."""
-  return max(1, (BLOCK_BYTES if block_bytes is None else block_bytes) // max(row_bytes, 1))
+  """Returns the number of configs, at least one, in a block of `block_bytes` bytes.
+
+  Args:
+    row_bytes: size of the features of one config in bytes.
+    block_bytes: size of a block in bytes; None is `BLOCK_BYTES`.
+  """
+  size = BLOCK_BYTES if block_bytes is None else block_bytes
+  return max(1, size // max(row_bytes, 1))
 
 
 def _features(module: module_lib.Module) -> np.ndarray:
   features = module.config_feat if module.kind == 'tile' else module.node_config_feat
-  assert features is not None  # `Module` has checked.
+  assert features is not None  # `Module` has checked it.
   return features
 
 

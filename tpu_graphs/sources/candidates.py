@@ -1,4 +1,4 @@
-"""Configs to rank for a program that comes without: from a file, or random layouts.
+"""Makes configs to rank for a program that has none: from a file, or random layouts.
 
 ```
 [module] = hlo.from_file('model.pb', kind='layout')
@@ -32,29 +32,28 @@ _SUFFIX = '.npz'
 _READABLE = (_SUFFIX, '.json', '.csv')
 _WIDTH = features.LAYOUT_DIMENSIONS
 _MAX_RANK = np.iinfo(np.int8).max
-_Sizes = tuple[int, ...]  # Of the dimensions of a tensor.
+_Sizes = tuple[int, ...]  # Sizes of the dimensions of a tensor.
 _Order = tuple[int, ...]  # Dimensions of a tensor, minor to major.
 
 
 def read(
   path: str | os.PathLike[str], module: module_lib.Module, *, names: Sequence[str] | None = None
 ) -> module_lib.Module:
-  """The module with the configs of a file in place of its own.
+  """Returns the module with the configs of a file in place of its own.
 
   Args:
     path: an npz file with the arrays `node_config_ids` [NC] and `node_config_feat` [C, NC, 18]
-      (layout) or `config_feat` [C, 24] (tile), as in published files; other arrays are left. Or
-      a JSON or CSV file, see
-      `config_files`.
+      (layout) or `config_feat` [C, 24] (tile), as in published files; other arrays are ignored. Or
+      a JSON or CSV file; see `config_files`.
     module: the program.
-    names: of its N ops, where they are known.
+    names: the names of the program's N ops, if they are known.
 
   Returns:
     `module` with C unmeasured configs, whose `config_id` is their position in the file.
 
   Raises:
-    InputError: the file cannot be read, holds no configs or those of the other kind, or a wrong
-      array or value.
+    InputError: the file cannot be read, has no configs or configs of the other kind, or has a
+      wrong array or value.
   """
   path = os.fspath(path)
   check_suffix(path, _READABLE)
@@ -78,38 +77,38 @@ def _parse_text(
   try:
     text = data.decode('utf-8-sig')
   except UnicodeDecodeError as error:
-    raise errors.InputError('no text in UTF-8', found=error) from error
+    raise errors.InputError('not UTF-8 text', found=error) from error
   if is_json:
     return config_files.parse_json(text, module, configurable_ops(module), names)
   return config_files.parse_csv(text, module, names)
 
 
 def configurable_ops(module: module_lib.Module) -> np.ndarray:
-  """The ops of a layout module that configs are of: those that it says, else all convolutions,
-  dots and reshapes.
+  """Returns the ops of a layout module that configs describe, int64 [NC].
+
+  If the module names none, they are all its convolutions, dots and reshapes.
   """
   if module.node_config_ids is not None and module.node_config_ids.size:
     return module.node_config_ids
-  return np.flatnonzero(
-    np.isin(module.node_opcode, [features.opcodes()[name] for name in CONFIGURABLE_OPCODES])
-  )
+  opcodes = [features.opcodes()[name] for name in CONFIGURABLE_OPCODES]
+  return np.flatnonzero(np.isin(module.node_opcode, opcodes))
 
 
 def with_configs(
   module: module_lib.Module, configs: np.ndarray | Mapping[str, np.ndarray]
 ) -> module_lib.Module:
-  """The module with other configs in place of its own.
+  """Returns the module with other configs in place of its own.
 
   Args:
     module: the program.
     configs: `config_feat` [C, 24], or `node_config_feat` [C, NC, 18] of the `configurable_ops`;
-      or these by name, with `node_config_ids` [NC].
+      or a map of these names to the arrays, which may hold `node_config_ids` [NC] as well.
 
   Returns:
     `module` with C unmeasured configs, whose `config_id` is their position.
 
   Raises:
-    InputError: they are those of the other kind, or an array has a wrong shape, dtype or value.
+    InputError: the configs are of the other kind, or an array has a wrong shape, dtype or value.
   """
   name = 'config_feat' if module.kind == 'tile' else 'node_config_feat'
   arrays = dict(configs) if isinstance(configs, Mapping) else {name: configs}
@@ -126,19 +125,19 @@ def with_configs(
   elif module.kind == 'layout' and arrays[name].dtype.kind == 'f':
     with np.errstate(invalid='ignore'):
       whole = arrays[name].astype(np.int64)
-    if np.array_equal(whole, arrays[name]):  # Else there is a fraction, and floats are refused.
+    # Values with a fraction remain floats, which a layout module refuses.
+    if np.array_equal(whole, arrays[name]):
       arrays[name] = whole
   return _replace_configs(module, arrays)
 
 
 def save(path: str | os.PathLike[str], module: module_lib.Module, score: np.ndarray) -> None:
-  """Writes the configs of a module in the form that `read` takes, with `config_id` and `score`
-  beside them.
+  """Writes the configs of a module with their `config_id` and `score` in a form that `read` takes.
 
   Args:
-    path: of an npz file, which appears, or is replaced, only when it is complete.
-    module: whose configs are written in their order.
-    score: float32 [C].
+    path: an npz file, which appears, or is replaced, only when it is complete.
+    module: the module; its configs are written in their order.
+    score: the scores of the configs, float32 [C].
 
   Raises:
     InputError: the file cannot be written.
@@ -152,15 +151,20 @@ def save(path: str | os.PathLike[str], module: module_lib.Module, score: np.ndar
     'config_id': module.config_id,
     'score': score,
   }
+  arrays_of_kind = {name: array for name, array in arrays.items() if array is not None}
   try:
-    npz.write_arrays(path, {name: array for name, array in arrays.items() if array is not None})
+    npz.write_arrays(path, arrays_of_kind)
   except OSError as error:
     raise errors.InputError('cannot write file', path=path, found=error.strerror) from error
 
 
 def check_suffix(path: str, suffixes: tuple[str, ...] = (_SUFFIX,)) -> None:
-  """Raises an `InputError` if configs are not written to files of this name, or not read with
-  other `suffixes`.
+  """Refuses a file name that does not end in one of `suffixes`.
+
+  Configs are written to files with the default suffix; more suffixes can be read.
+
+  Raises:
+    InputError: the name has another suffix.
   """
   if not path.endswith(suffixes):
     raise errors.InputError(
@@ -173,7 +177,8 @@ def check_suffix(path: str, suffixes: tuple[str, ...] = (_SUFFIX,)) -> None:
 def _replace_configs(
   module: module_lib.Module, arrays: dict[str, Any], default_config: int | None = None
 ) -> module_lib.Module:
-  c = len(arrays['config_feat' if module.kind == 'tile' else 'node_config_feat'])
+  name = 'config_feat' if module.kind == 'tile' else 'node_config_feat'
+  c = len(arrays[name])
   unmeasured = np.full(c, module_lib.UNMEASURED)
   if module.kind == 'tile':
     arrays = {**arrays, 'config_runtime_normalizers': unmeasured}
@@ -190,36 +195,37 @@ def _replace_configs(
 def random_layouts(
   hlo: bytes, module: module_lib.Module, *, count: int, seed: int
 ) -> module_lib.Module:
-  """The module with random layouts of its convolutions, dots and reshapes as its configs.
+  """Returns the module with random layouts of its convolutions, dots and reshapes as its configs.
 
-  They are like those of the published collections `layout:*:random`:
-  - convolution: of output, input and kernel, the two dimensions that are not spatial, in either
-    order. The spatial ones follow and are not told. (All 53 convolutions of unet_3d.4x4.bf16 and
-    of unet3d.)
-  - dot: of output, input and kernel, the dimensions that are no batch dimensions, in any order.
-    (All 23 dots of cd708819d3f5103afd6460b15e74eaf3, of which 3 have a batch dimension.)
-  - reshape: a pair of layouts of output and input between which no element moves; dimensions of
-    size 1 are the most major ones. There is no kernel.
-  - Ops that are alike, here those of equal opcode, shapes, dimension numbers and own layouts,
-    get the same layouts. (The 62 configurable ops of unet_3d.4x4.bf16 are 8 such groups.)
+  The layouts follow the published collections `layout:*:random`:
+  - A convolution has the two dimensions that are not spatial in either order, in output, input and
+    kernel. The spatial dimensions follow and are not named. (All 53 convolutions of
+    unet_3d.4x4.bf16 and of unet3d.)
+  - A dot has the dimensions that are not batch dimensions in any order, in output, input and
+    kernel. (All 23 dots of cd708819d3f5103afd6460b15e74eaf3; 3 of them have a batch dimension.)
+  - A reshape has a pair of layouts of output and input between which no element moves; dimensions
+    of size 1 are the most major dimensions. There is no kernel.
+  - Ops that are alike get the same layouts. Here ops are alike if opcode, shapes, dimension numbers
+    and own layouts are equal. (The 62 configurable ops of unet_3d.4x4.bf16 are 8 such groups.)
+
   Published configs may also leave a reshape, or the input and kernel of a dot, to the compiler;
-  these never do. Published programs do not have all their reshapes configured; these have, in
-  whatever computation they are. A custom call that a compiler has put in place of one of these
-  ops, as the gemm of a GPU, cannot be told from others.
+  these configs never do. Published programs do not have all their reshapes configured; here all
+  reshapes are, in whatever computation they are. A custom call that a compiler has put in place of
+  one of these ops, such as the gemm of a GPU, cannot be distinguished from other custom calls.
 
   Args:
     hlo: the serialized HloModuleProto that `module` was read from.
     module: a layout module.
-    count: how many configs are wanted; there are fewer where not so many are possible.
-    seed: of the choice.
+    count: number of configs; the result has fewer if fewer are possible.
+    seed: seed of the random choice.
 
   Returns:
-    `module` with distinct, unmeasured configs. The first, which is the `default_config`, is the
-    layout that the program has itself, of the same dimensions; a shape without layout counts as
+    `module` with distinct, unmeasured configs. The first config, which is the `default_config`, is
+    the layout of the program itself, for the same dimensions; a shape without a layout counts as
     row-major.
 
   Raises:
-    InputError: the program has no such op, or one without the operands that it must have.
+    InputError: the program has no such op, or has such an op without the necessary operands.
   """
   instructions, batch_dimensions = _parse(hlo)
   if len(instructions) != module.num_ops:
@@ -229,15 +235,13 @@ def random_layouts(
       found=f'{len(instructions)} instructions',
       expected=module.num_ops,
     )
-  shape_of_id = {
-    instruction.id: instruction.shape for instruction in instructions
-  }  # Of equal ids, the last counts.
+  # If several instructions have the same id, the last one counts.
+  shape_of_id = {instruction.id: instruction.shape for instruction in instructions}
   nodes_of_group: dict[_Group, list[int]] = {}
   for node, instruction in enumerate(instructions):
     if instruction.opcode in CONFIGURABLE_OPCODES:
-      nodes_of_group.setdefault(
-        _group(instruction, shape_of_id, batch_dimensions[node]), []
-      ).append(node)
+      group = _group(instruction, shape_of_id, batch_dimensions[node])
+      nodes_of_group.setdefault(group, []).append(node)
   if not nodes_of_group:
     raise errors.InputError(
       'no configurable op',
@@ -247,17 +251,18 @@ def random_layouts(
     )
 
   node_config_ids = np.sort(np.concatenate(list(nodes_of_group.values())))
-  choices = [
-    (np.searchsorted(node_config_ids, nodes), choice)
-    for group, nodes in nodes_of_group.items()
-    for choice in group.choices()
-  ]
+  choices: list[tuple[np.ndarray, _Choice]] = []  # Rows of the features, and what is chosen there.
+  for group, nodes in nodes_of_group.items():
+    rows = np.searchsorted(node_config_ids, nodes)
+    choices.extend((rows, choice) for choice in group.choices())
   drawn = _draw([len(choice.options) for _, choice in choices], count, seed)
   feat = np.full((len(drawn), node_config_ids.size, features.NUM_LAYOUT_FEATURES), -1, np.int8)
   for column, (rows, choice) in enumerate(choices):
-    for tensor, orders in zip(choice.tensors, zip(*choice.options, strict=True), strict=True):
+    options_of_tensor = zip(*choice.options, strict=True)
+    for tensor, orders in zip(choice.tensors, options_of_tensor, strict=True):
       start = features.LAYOUT_TENSORS.index(tensor) * _WIDTH
-      table = np.array([order + (-1,) * (_WIDTH - len(order)) for order in orders], np.int8)
+      padded = [order + (-1,) * (_WIDTH - len(order)) for order in orders]
+      table = np.array(padded, np.int8)
       feat[:, rows, start : start + _WIDTH] = table[drawn[:, column], np.newaxis]
   return _replace_configs(
     module, {'node_config_ids': node_config_ids, 'node_config_feat': feat}, default_config=0
@@ -265,25 +270,21 @@ def random_layouts(
 
 
 def _parse(hlo: bytes) -> tuple[list[Any], list[Any]]:
-  """The instructions in the order of nodes, and the DotDimensionNumbers of each."""
+  """Returns the instructions in the order of nodes, and the DotDimensionNumbers of each."""
   try:
-    program, dots = protos.HloModuleProto.FromString(hlo), protos.DotModule.FromString(hlo)
+    program = protos.HloModuleProto.FromString(hlo)
+    dots = protos.DotModule.FromString(hlo)
   except protobuf_message.DecodeError as error:
     raise errors.InputError(
-      'no HLO module', found=error, expected='a serialized HloModuleProto'
+      'not an HLO module', found=error, expected='a serialized HloModuleProto'
     ) from error
-  return (
-    [
-      instruction
-      for computation in program.computations
-      for instruction in computation.instructions
-    ],
-    [
-      instruction.dot_dimension_numbers
-      for computation in dots.computations
-      for instruction in computation.instructions
-    ],
-  )
+  instructions: list[Any] = []
+  for computation in program.computations:
+    instructions.extend(computation.instructions)
+  dot_dimension_numbers: list[Any] = []
+  for computation in dots.computations:
+    dot_dimension_numbers.extend(dot.dot_dimension_numbers for dot in computation.instructions)
+  return instructions, dot_dimension_numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,7 +293,7 @@ class _Choice:
 
   Attributes:
     tensors: some of `features.LAYOUT_TENSORS`.
-    options: each has one order per tensor; distinct, that of the program itself first.
+    options: distinct options with one order per tensor each; the program's own option comes first.
   """
 
   tensors: tuple[str, ...]
@@ -301,13 +302,13 @@ class _Choice:
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-  """What ops that have the same layouts have in common.
+  """The common properties of ops that get the same layouts.
 
   Attributes:
-    opcode: of them.
-    shapes: of output and operands.
-    orders: of each tensor, the dimensions that a config tells, at most six, in the order of the
-      program.
+    opcode: the ops' opcode.
+    shapes: the shapes of output and operands.
+    orders: for each tensor, the dimensions that a config names, at most six, in the program's own
+      order.
   """
 
   opcode: str
@@ -315,16 +316,16 @@ class _Group:
   orders: tuple[_Order, ...]
 
   def choices(self) -> list[_Choice]:
+    """Returns the independent choices of layouts."""
     if self.opcode == 'reshape':
-      return [
-        _Choice(
-          ('output', 'input'), list(dict.fromkeys([self.orders, *_reshapes_in_place(*self.shapes)]))
-        )
-      ]
-    return [
-      _Choice((tensor,), [(permuted,) for permuted in itertools.permutations(order)])
-      for tensor, order in zip(features.LAYOUT_TENSORS, self.orders, strict=True)
-    ]
+      pairs = [self.orders, *_reshapes_in_place(*self.shapes)]
+      distinct_pairs = list(dict.fromkeys(pairs))
+      return [_Choice(('output', 'input'), distinct_pairs)]
+    choices = []
+    for tensor, order in zip(features.LAYOUT_TENSORS, self.orders, strict=True):
+      options = [(permuted,) for permuted in itertools.permutations(order)]
+      choices.append(_Choice((tensor,), options))
+    return choices
 
 
 def _group(instruction: Any, shape_of_id: dict[int, Any], dot: Any) -> _Group:
@@ -340,37 +341,44 @@ def _group(instruction: Any, shape_of_id: dict[int, Any], dot: Any) -> _Group:
     )
   shapes = [instruction.shape, *(shape_of_id[operand] for operand in operands)]
   sizes = tuple(tuple(shape.dimensions) for shape in shapes)
-  if (rank := max(map(len, sizes))) > _MAX_RANK:
+  rank = max(map(len, sizes))
+  if rank > _MAX_RANK:
     raise errors.InputError(
       'too many dimensions', where=where, found=rank, expected=f'at most {_MAX_RANK}'
     )
-  told: list[Collection[int]] = [range(len(size)) for size in sizes]
+  named: list[Collection[int]] = [range(len(size)) for size in sizes]
   if instruction.opcode == 'convolution':
     numbers = instruction.convolution_dimension_numbers
-    told = [
+    named = [
       {numbers.output_batch_dimension, numbers.output_feature_dimension},
       {numbers.input_batch_dimension, numbers.input_feature_dimension},
       {numbers.kernel_output_feature_dimension, numbers.kernel_input_feature_dimension},
     ]
-  elif instruction.opcode == 'dot':  # Of its output, the batch dimensions are the first.
-    batch = [
+  elif instruction.opcode == 'dot':
+    # The batch dimensions are the first dimensions of the output.
+    batch_dimensions = [
       range(len(dot.lhs_batch_dimensions)),
       dot.lhs_batch_dimensions,
       dot.rhs_batch_dimensions,
     ]
-    told = [set(dimensions).difference(left) for dimensions, left in zip(told, batch, strict=True)]
+    named = [
+      set(dimensions).difference(batch)
+      for dimensions, batch in zip(named, batch_dimensions, strict=True)
+    ]
   orders = [
     [i for i in _own_order(shape) if i in dimensions]
-    for shape, dimensions in zip(shapes, told, strict=True)
+    for shape, dimensions in zip(shapes, named, strict=True)
   ]
   if instruction.opcode == 'reshape':
     orders = [_ones_last(order, size) for order, size in zip(orders, sizes, strict=True)]
-  return _Group(instruction.opcode, sizes, tuple(tuple(order[:_WIDTH]) for order in orders))
+  cut_orders = tuple(tuple(order[:_WIDTH]) for order in orders)
+  return _Group(instruction.opcode, sizes, cut_orders)
 
 
 def _own_order(shape: Any) -> _Order:
-  """All dimensions as the layout of the shape orders them; descending, which is row-major, where
-  it has none.
+  """Returns all dimensions in the order of the shape's layout.
+
+  Without a valid layout, the dimensions descend, which is row-major.
   """
   descending = tuple(range(len(shape.dimensions)))[::-1]
   order = tuple(shape.layout.minor_to_major)
@@ -378,57 +386,58 @@ def _own_order(shape: Any) -> _Order:
 
 
 def _reshapes_in_place(output: _Sizes, input_: _Sizes) -> list[tuple[_Order, ...]]:
-  """The pairs of orders of the two shapes, up to six dimensions of each, between which no
-  element moves.
+  """Returns the pairs of orders of the two shapes between which no element moves.
 
-  Both shapes are cut into the shortest runs of dimensions that hold as many elements in one as
-  in the other. A run is row-major, and the runs follow each other in any way, the same in both:
-  of [2, 3, 5] and [6, 5] the orders are (2, 1, 0) and (1, 0), or (1, 0, 2) and (0, 1).
+  An order has up to six dimensions. Both shapes are cut into the shortest runs of dimensions that
+  hold equally many elements in both shapes. A run is row-major. The runs follow each other in any
+  order, which is the same in both shapes: for [2, 3, 5] and [6, 5] the orders are (2, 1, 0) and
+  (1, 0), or (1, 0, 2) and (0, 1).
   """
   minor_first = _equal_runs(output, input_)[::-1]
   free, fixed = minor_first[:_WIDTH], minor_first[_WIDTH:]
   pairs = []
   for permuted in itertools.permutations(free):
-    orders = ([i for run in (*permuted, *fixed) for i in reversed(run[side])] for side in range(2))
-    pairs.append(
-      tuple(
-        tuple(_ones_last(order, sizes)[:_WIDTH])
-        for order, sizes in zip(orders, (output, input_), strict=True)
-      )
-    )
+    runs = (*permuted, *fixed)
+    pair = []
+    for side, sizes in enumerate((output, input_)):
+      order = [i for run in runs for i in reversed(run[side])]
+      pair.append(tuple(_ones_last(order, sizes)[:_WIDTH]))
+    pairs.append(tuple(pair))
   return pairs
 
 
 def _ones_last(order: list[int], sizes: _Sizes) -> list[int]:
-  """An order with all dimensions of size 1 at its major end, where they change nothing."""
-  return [
-    *(i for i in order if sizes[i] != 1),
-    *(i for i in reversed(range(len(sizes))) if sizes[i] == 1),
-  ]
+  """Returns an order with all dimensions of size 1 at its major end, where they change nothing."""
+  longer = [i for i in order if sizes[i] != 1]
+  ones = [i for i in reversed(range(len(sizes))) if sizes[i] == 1]
+  return longer + ones
 
 
 def _equal_runs(output: _Sizes, input_: _Sizes) -> list[tuple[list[int], ...]]:
-  """The runs, most major first: dimensions of the output, and of the input. Dimensions of size 1
-  are in none.
+  """Returns the runs, most major first, each as the dimensions of the output and of the input.
+
+  Dimensions of size 1 are in no run.
   """
-  ends = []  # Of each shape: dimension -> number of elements up to it.
+  ends = []  # For each shape: dimension -> number of elements up to and with it.
   for sizes in (output, input_):
     kept = [i for i, size in enumerate(sizes) if size != 1]
-    ends.append(
-      dict(zip(kept, itertools.accumulate((sizes[i] for i in kept), operator.mul), strict=True))
-    )
+    products = itertools.accumulate((sizes[i] for i in kept), operator.mul)
+    ends.append(dict(zip(kept, products, strict=True)))
   if min((*output, *input_), default=1) < 1 or math.prod(output) != math.prod(input_):
-    return [tuple(map(list, ends))]  # No shapes that could be cut.
+    # Shapes that are empty or differ in size cannot be cut.
+    return [tuple(map(list, ends))]
   stops = sorted(set(ends[0].values()) & set(ends[1].values()))
-  return [
-    tuple([i for i, end in side.items() if start < end <= stop] for side in ends)
-    for start, stop in itertools.pairwise([1, *stops])
-  ]
+  runs = []
+  for start, stop in itertools.pairwise([1, *stops]):
+    run = tuple([i for i, end in side.items() if start < end <= stop] for side in ends)
+    runs.append(run)
+  return runs
 
 
 def _draw(radices: Sequence[int], count: int, seed: int) -> np.ndarray:
-  """Distinct rows of choices, int16 [min(count, all there are), choices], the first all 0;
-  choice i is < radices[i].
+  """Draws distinct rows of choices, int16 [R, len(radices)]; the first row is all 0.
+
+  Choice i is less than radices[i]. R is `count`, or the number of possible rows if that is smaller.
   """
   rows = min(count, math.prod(radices))
   rng = np.random.default_rng(seed)
@@ -441,63 +450,61 @@ def _draw(radices: Sequence[int], count: int, seed: int) -> np.ndarray:
 
 
 def op_names(hlo: bytes) -> list[str]:
-  """The names of the instructions of a serialized HloModuleProto, in the order of the ops of its
-  `Module`.
-  """
+  """Returns the names of the instructions of a serialized HloModuleProto, in the order of ops."""
   return [instruction.name for instruction in _parse(hlo)[0]]
 
 
 def describe(
   module: module_lib.Module, position: int, *, names: Sequence[str] | None = None
 ) -> str:
-  """A config in words: a line of tile bounds, or a line per configurable op with its layouts.
+  """Describes a config: a line of tile bounds, or a line per configurable op with its layouts.
 
   Args:
-    module: which has the config.
-    position: of the config.
-    names: of the N ops; else they are numbered.
+    module: the module that has the config.
+    position: the position of the config.
+    names: the names of the N ops; without names, ops are numbered.
   """
   if module.config_feat is not None:
-    feat, names_of_feat = module.config_feat[position], features.tile_feature_names()
-    return '  '.join(  # Of each block, without sum and product.
-      f'{names_of_feat[start].removesuffix("_0")} {{{_joined(np.trim_zeros(feat[start : start + 6], "b"))}}}'
-      for start in range(0, features.NUM_TILE_FEATURES, 8)
-    )
+    feat = module.config_feat[position]
+    columns = features.tile_feature_names()
+    blocks = []
+    # A block of features has six bounds, then their sum and product, which are left out.
+    for start in range(0, features.NUM_TILE_FEATURES, 8):
+      name = columns[start].removesuffix('_0')
+      bounds = np.trim_zeros(feat[start : start + 6], 'b')
+      blocks.append(f'{name} {{{_joined(bounds)}}}')
+    return '  '.join(blocks)
   assert module.node_config_ids is not None
   assert module.node_config_feat is not None
   opcodes = features.opcode_names()
-  default = module.node_config_feat[
-    module.config_id == module.default_config
-  ]  # [1, NC, 18]; [0, NC, 18] if unknown.
-  changed = (module.node_config_feat[position] != default).any(axis=(0, 2))
+  config = module.node_config_feat[position]
+  # [1, NC, 18], or [0, NC, 18] if the default config is not known.
+  default = module.node_config_feat[module.config_id == module.default_config]
+  changed = (config != default).any(axis=(0, 2))
   rows = [('op', 'opcode', *features.LAYOUT_TENSORS, '')]
-  for node, layouts, differs in zip(
-    module.node_config_ids, module.node_config_feat[position], changed, strict=True
-  ):
-    rows.append(
-      (
-        names[node] if names else str(node),
-        opcodes[module.node_opcode[node]],
-        *_layouts_in_words(layouts),
-        'changed' if differs else '',
-      )
-    )
+  for node, layouts, differs in zip(module.node_config_ids, config, changed, strict=True):
+    name = names[node] if names else str(node)
+    opcode = opcodes[module.node_opcode[node]]
+    mark = 'changed' if differs else ''
+    rows.append((name, opcode, *_layouts_in_words(layouts), mark))
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   return '\n'.join('  '.join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def describe_layouts(layouts: np.ndarray) -> str:
-  """The layouts of an op, int8 [18], in words: those of output, input and kernel, minor to
-  major; - where not told.
+  """Describes the layouts of an op, int8 [18]: output, input and kernel, each minor to major.
+
+  A tensor whose layout is left to the compiler is shown as "-".
   """
   return ' '.join(_layouts_in_words(layouts))
 
 
 def _layouts_in_words(layouts: np.ndarray) -> list[str]:
-  return [
-    f'{{{_joined(tensor[tensor >= 0])}}}' if (tensor >= 0).any() else '-'
-    for tensor in layouts.reshape(len(features.LAYOUT_TENSORS), _WIDTH)
-  ]
+  words = []
+  for tensor in layouts.reshape(len(features.LAYOUT_TENSORS), _WIDTH):
+    named = tensor[tensor >= 0]
+    words.append(f'{{{_joined(named)}}}' if named.size else '-')
+  return words
 
 
 def _joined(values: np.ndarray) -> str:

@@ -1,5 +1,4 @@
-"""The public TpuGraphs dataset, by collection and split: one tar archive each, downloaded,
-checked and unpacked.
+"""Downloads of the public TpuGraphs dataset: one tar archive for each collection and split.
 
 ```
 plan = download.plan('raw', download.choose(['layout:xla:random'], ['valid']))
@@ -7,13 +6,13 @@ print(plan.describe())
 download.run(plan)
 ```
 
-Whatever interrupts it, the same command goes on where it stopped. Of each part there is, one
-after the other:
+After any interruption the same command resumes where it stopped. Each archive is downloaded,
+checked and unpacked via these files, in this order:
 ```
-OUT/npz_tile_xla_valid.tar.partial     what has been received; see `transfer`
-OUT/npz_tile_xla_valid.tar             the archive in full length
-OUT/npz/tile/xla/.valid.unpacking/     its files, being unpacked
-OUT/npz/tile/xla/valid/                all of them, and `MARKER`; the archive is deleted only now
+OUT/npz_tile_xla_valid.tar.partial     the bytes received so far; see `transfer`
+OUT/npz_tile_xla_valid.tar             the complete archive
+OUT/npz/tile/xla/.valid.unpacking/     its files, while they are unpacked
+OUT/npz/tile/xla/valid/                all its files, and `MARKER`; now the archive is deleted
 ```
 """
 
@@ -47,12 +46,15 @@ COLLECTIONS = (
   'layout:nlp:random',
 )
 ALL = 'all'
-MARKER = '.complete.json'  # In the folder of a part: the archive's size, and the number and bytes of its files.
+# The marker is in the folder of a part. It holds the archive's size, and the number and bytes of
+# its files.
+MARKER = '.complete.json'
 _LOCK = '.download.lock'
 
 _BLOCK_BYTES = 1 << 20
-_MAX_HEADER_BYTES = 4 << 20  # Of one header in an archive.
-_MAX_FILES = 100_000  # Of one archive; the largest of the dataset has some thousands.
+_MAX_HEADER_BYTES = 4 << 20
+# The largest archive of the dataset has some thousands of files.
+_MAX_FILES = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,20 +66,24 @@ class Part:
 
   @property
   def archive(self) -> str:
-    """Name of the published archive."""
+    """The name of the published archive."""
     return f'npz_{self.collection.replace(":", "_")}_{self.split}.tar'
 
   @property
   def folder(self) -> str:
-    """Where its files lie in the archive, and below the output."""
+    """The folder of the part's files, both in the archive and below the output."""
     return posixpath.join('npz', *self.collection.split(':'), self.split)
 
 
 def choose(collections: Iterable[str], splits: Iterable[str]) -> tuple[Part, ...]:
-  """The parts of `collections`, any of `COLLECTIONS` or 'all', and `splits`, each once.
+  """Returns the parts of the given collections and splits, each once.
+
+  Args:
+    collections: names of `COLLECTIONS`, or 'all'.
+    splits: names of `module_lib.SPLITS`.
 
   Raises:
-    InputError: unknown name, or none.
+    InputError: a name is unknown, or there is none.
   """
   names = {'collection': list(collections), 'split': list(splits)}
   for what, known in (('collection', (*COLLECTIONS, ALL)), ('split', module_lib.SPLITS)):
@@ -90,19 +96,18 @@ def choose(collections: Iterable[str], splits: Iterable[str]) -> tuple[Part, ...
         expected=', '.join(known),
       )
   chosen = COLLECTIONS if ALL in names['collection'] else names['collection']
-  return tuple(
-    dict.fromkeys(Part(collection, split) for collection in chosen for split in names['split'])
-  )
+  parts = [Part(collection, split) for collection in chosen for split in names['split']]
+  return tuple(dict.fromkeys(parts))
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """What is to be done for one part.
+  """The work to do for one part.
 
   Attributes:
     part: the part.
-    remote: its archive; None if its files are all there.
-    present: bytes of the archive that are here already.
+    remote: the part's archive; None if all files of the part are already here.
+    present: the number of bytes of the archive that are already here.
   """
 
   part: Part
@@ -116,13 +121,13 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What is to be done for some parts.
+  """The work to do for several parts.
 
   Attributes:
     output: the folder to write.
-    server: where from.
-    steps: one per part.
-    keep_archives: whether archives stay when they are unpacked.
+    server: the server to download from.
+    steps: the work, one step per part.
+    keep_archives: whether archives are kept after they are unpacked.
   """
 
   output: str
@@ -132,36 +137,33 @@ class Plan:
 
   @property
   def missing_bytes(self) -> int:
-    """How much is to be downloaded."""
+    """The number of bytes to download."""
     return sum(step.size - step.present for step in self.steps)
 
   @property
   def disk_bytes(self) -> int:
-    """How much more disk it takes at most: files, which take no more than their archive, and
-    archives.
-    """
+    """The most bytes of disk that files and archives need beyond what is already here."""
     sizes = [step.size for step in self.steps]
-    return (
-      sum(sizes)
-      + (sum(sizes) if self.keep_archives else max(sizes, default=0))
-      - sum(step.present for step in self.steps)
-    )
+    files = sum(sizes)  # Files take no more than their archive.
+    archives = sum(sizes) if self.keep_archives else max(sizes, default=0)
+    present = sum(step.present for step in self.steps)
+    return files + archives - present
 
   @property
   def free_bytes(self) -> int:
-    """How much disk there is."""
+    """The number of bytes free on the disk of the output."""
     folder = pathlib.Path(self.output).absolute()
     while not folder.exists():
       folder = folder.parent
     return shutil.disk_usage(folder).free
 
   def describe(self) -> str:
-    """A table of sizes, to be printed."""
+    """Returns a table of sizes to print."""
     width = max(len(step.part.archive) for step in self.steps)
     lines = []
     for step in self.steps:
       size = terminal.size_text(step.size) if step.remote else 'complete'
-      present = f'{terminal.size_text(step.present)} of it here' if step.present else ''
+      present = f'{terminal.size_text(step.present)} already here' if step.present else ''
       lines.append(f'{step.part.archive.ljust(width)}  {size:>10}  {present}'.rstrip())
     lines.append(f'{"to download".ljust(width)}  {terminal.size_text(self.missing_bytes):>10}')
     if any(step.remote for step in self.steps):
@@ -172,10 +174,10 @@ class Plan:
     return '\n'.join(lines)
 
   def check_disk(self) -> None:
-    """Refuses a plan that the disk has no room for.
+    """Checks that the disk has room for the plan.
 
     Raises:
-      InputError: see above.
+      InputError: the disk is too small.
     """
     if self.disk_bytes > self.free_bytes:
       raise errors.InputError(
@@ -194,22 +196,30 @@ def plan(
   server: transfer.Server = PUBLIC,
   keep_archives: bool = False,
 ) -> Plan:
-  """Looks what of `parts` is in the folder `output`, and asks the server for the sizes of the rest.
+  """Plans the download of parts into a folder.
+
+  Looks for parts that are already in the folder, and asks the server for the sizes of the others.
 
   Raises:
-    InputError: no such file or server, or files of somebody else where a part should go.
+    InputError: `output` is a URL, the server or the archive of a part does not exist, or the folder
+      of a part holds other files.
   """
   output = os.fspath(output)
   if '://' in output:
     raise errors.InputError(
-      'no local folder', where='--output', found=output, fix='download to this machine, then copy'
+      'not a local folder',
+      where='--output',
+      found=output,
+      fix='download to this machine, then copy',
     )
-  return Plan(output, server, tuple(_step(output, part, server) for part in parts), keep_archives)
+  steps = tuple(_step(output, part, server) for part in parts)
+  return Plan(output, server, steps, keep_archives)
 
 
 def _step(output: str, part: Part, server: transfer.Server) -> Step:
   folder = pathlib.Path(output, part.folder)
-  if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+  is_empty_folder = folder.is_dir() and not any(folder.iterdir())
+  if folder.exists() and not is_empty_folder:
     _check_complete(folder)
     return Step(part, None)
   remote = server.look(part.archive)
@@ -227,17 +237,18 @@ def run(
   plan: Plan,
   *,
   progress: terminal.Progress | None = None,
-  tell: Callable[[str], None] = lambda message: None,
+  report: Callable[[str], None] = lambda message: None,
 ) -> None:
-  """Downloads and unpacks what `plan` misses.
+  """Downloads and unpacks the parts of a plan that are not yet complete.
 
   Args:
-    plan: see `plan`.
-    progress: shows how far it is.
-    tell: is called with a line for each part that is complete.
+    plan: the plan; see the function `plan`.
+    progress: shows how far each download is.
+    report: is called with a line for each part that becomes complete.
 
   Raises:
-    InputError: the download failed, an archive is damaged or unsafe, or the disk is full.
+    InputError: a download failed, an archive is damaged or unsafe, or the disk is too small or
+      full.
   """
   todo = [step for step in plan.steps if step.remote]
   if not todo:
@@ -255,7 +266,7 @@ def run(
       unpacked = unpack(archive, folder, step.part)
       if not plan.keep_archives:
         os.remove(archive)
-      tell(f'{step.part.archive}: {unpacked.describe()} -> {folder}')
+      report(f'{step.part.archive}: {unpacked.describe()} -> {folder}')
 
 
 @contextlib.contextmanager
@@ -267,7 +278,7 @@ def _locked(output: str) -> Iterator[None]:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
       raise errors.InputError(
-        'another download is at work here', path=output, fix='wait for it, or stop it'
+        'another download is running here', path=output, fix='wait for it, or stop it'
       ) from error
     except OSError:
       pass  # Some file systems have no locks.
@@ -276,13 +287,13 @@ def _locked(output: str) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Unpacked:
-  """What was in an archive.
+  """The content of an archive that was unpacked.
 
   Attributes:
-    archive_bytes: size of the archive.
-    files: number of npz files.
-    bytes: their size.
-    left_out: number of other files, which are not unpacked.
+    archive_bytes: the archive's size.
+    files: the number of npz files.
+    bytes: the size of the npz files together.
+    left_out: the number of other files, which are not unpacked.
   """
 
   archive_bytes: int
@@ -291,12 +302,18 @@ class Unpacked:
   left_out: int
 
   def describe(self) -> str:
-    rest = f' ({self.left_out} other left out)' if self.left_out else ''
+    rest = ''
+    if self.left_out:
+      rest = f' ({terminal.plural(self.left_out, "other file")} left out)'
     return f'{terminal.plural(self.files, "file")}, {terminal.size_text(self.bytes)}{rest}'
 
 
 def _check_complete(folder: pathlib.Path) -> None:
-  """Refuses a folder that does not hold just the files that were once unpacked there."""
+  """Checks that a folder holds exactly the files that were once unpacked there.
+
+  Raises:
+    InputError: the folder has no marker, or its npz files have changed.
+  """
   try:
     marker = Unpacked(**json.loads((folder / MARKER).read_text()))
   except (OSError, ValueError, TypeError) as error:
@@ -311,21 +328,21 @@ def _check_complete(folder: pathlib.Path) -> None:
     raise errors.InputError(
       'folder has changed since it was downloaded',
       path=str(folder),
-      found=f'{len(sizes)} npz files of {sum(sizes)} bytes',
-      expected=f'{marker.files} of {marker.bytes} bytes',
+      found=f'{terminal.plural(len(sizes), "npz file")} of {sum(sizes)} bytes',
+      expected=f'{terminal.plural(marker.files, "npz file")} of {marker.bytes} bytes',
       fix='remove it to download it again',
     )
 
 
 def unpack(archive: str, folder: str, part: Part) -> Unpacked:
-  """Unpacks the npz files of `part` into `folder`, which appears at once when all is written.
+  """Unpacks the npz files of `part` into `folder`, which appears when all files are written.
 
-  Nothing is written but regular files of the names that are expected, within the folder, and in
-  all no more bytes than the archive has.
+  Writes only regular files with the expected names, inside the folder, and no more bytes together
+  than the archive has.
 
   Raises:
-    InputError: the archive is damaged, or holds what no archive of the dataset should; or a file
-      cannot be written; or `folder` holds anything.
+    InputError: the archive is damaged or has an unsafe member, a file cannot be written, or
+      `folder` is not empty.
   """
   target = pathlib.Path(folder)
   temporary = target.with_name(f'.{target.name}.unpacking')
@@ -346,8 +363,9 @@ def unpack(archive: str, folder: str, part: Part) -> Unpacked:
 
 
 class _BoundedFile(io.FileIO):
-  """A file that is never read in large pieces: tarfile reads a header of any length that the
-  archive claims.
+  """A file that refuses to be read in large pieces.
+
+  tarfile would read a header of any length that the archive claims.
   """
 
   def read(self, size: int | None = -1) -> bytes:
@@ -368,14 +386,17 @@ def _unpack_files(archive: str, folder: pathlib.Path, part: Part) -> Unpacked:
         members += 1
         if members > _MAX_FILES:
           raise _unsafe('too many members', member, f'more than {_MAX_FILES}')
-        if name := _file_name(member, part, archive_bytes):
+        name = _file_name(member, part, archive_bytes)
+        if name:
           if name in sizes:
             raise _unsafe('name occurs twice', member, name)
           _copy(tar, member, folder / name)
           sizes[name] = member.size
         elif not member.isdir():
           left_out += 1
-      file.seek(tar.offset)  # At a header that it does not understand, tarfile just ends.
+      # tarfile stops without an error at a header that it does not understand. An archive ends with
+      # two blocks of zeros.
+      file.seek(tar.offset)
       if file.read(2 * tarfile.BLOCKSIZE) != bytes(2 * tarfile.BLOCKSIZE):
         raise tarfile.ReadError(f'no header at byte {tar.offset}')
   except (tarfile.TarError, EOFError, UnicodeError) as error:
@@ -388,33 +409,29 @@ def _unpack_files(archive: str, folder: pathlib.Path, part: Part) -> Unpacked:
   if not sizes:
     raise errors.InputError(
       'archive without files of the dataset',
-      found=f'{left_out} others',
+      found=terminal.plural(left_out, 'other file'),
       expected=f'{part.folder}/NAME.npz',
     )
   return Unpacked(archive_bytes, len(sizes), sum(sizes.values()), left_out)
 
 
 def _file_name(member: tarfile.TarInfo, part: Part, archive_bytes: int) -> str | None:
-  """The name of an npz file of `part`; None for anything else that does no harm.
+  """Returns the name of a member that is an npz file of `part`; None for another harmless member.
 
   Raises:
-    InputError: the member is what no archive of the dataset should hold.
+    InputError: the member is unsafe: no archive of the dataset should hold it.
   """
   if member.name.startswith('/') or '..' in re.split(r'[/\\]', member.name):
     raise _unsafe('path leaves the folder', member, member.name)
-  if (
-    not (member.isdir() or member.type in (tarfile.REGTYPE, tarfile.AREGTYPE)) or member.issparse()
-  ):
-    raise _unsafe(
-      'neither file nor folder',
-      member,
-      'a link' if member.issym() or member.islnk() else f'type {member.type!r}',
-    )
+  is_regular = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE)
+  if member.issparse() or not (is_regular or member.isdir()):
+    is_link = member.issym() or member.islnk()
+    found = 'a link' if is_link else f'type {member.type!r}'
+    raise _unsafe('neither file nor folder', member, found)
   if not 0 <= member.size <= archive_bytes - member.offset_data:
     raise _unsafe('file larger than the archive', member, f'{member.size} bytes')
-  match = re.fullmatch(
-    rf'{re.escape(part.folder)}/([^./][^/]*\.npz)', posixpath.normpath(member.name)
-  )
+  pattern = rf'{re.escape(part.folder)}/([^./][^/]*\.npz)'
+  match = re.fullmatch(pattern, posixpath.normpath(member.name))
   return match[1] if match and not member.isdir() else None
 
 
@@ -430,6 +447,6 @@ def _unsafe(reason: str, member: tarfile.TarInfo, found: str) -> errors.InputErr
 
 def _copy(tar: tarfile.TarFile, member: tarfile.TarInfo, path: pathlib.Path) -> None:
   source = tar.extractfile(member)
-  assert source is not None  # It is a regular file.
+  assert source is not None  # The member is a regular file.
   with source, transfer.writing(str(path)), open(path, 'xb') as target:
     shutil.copyfileobj(source, target, _BLOCK_BYTES)

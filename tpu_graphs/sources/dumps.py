@@ -1,7 +1,7 @@
-"""What XLA writes with --xla_dump_to: which of the files are programs, and which of these are read.
+"""Finds the programs in a folder that XLA has written with --xla_dump_to.
 
-Of each program that it compiles, XLA may dump the HLO before and after its passes, as a protobuf
-(--xla_dump_hlo_as_proto), as text, or both, among many files of other content:
+XLA may dump the HLO of each program that it compiles before and after its passes, as a protobuf
+(--xla_dump_hlo_as_proto), as text, or both, among many other files:
 ```
 module_0003.jit_step.before_optimizations.hlo.pb
 module_0003.jit_step.cpu_after_optimizations.hlo.pb
@@ -20,8 +20,8 @@ from tpu_graphs import errors
 
 TYPE_NAME = 'XLA dump'
 STAGES = ('after', 'before', 'all')
-# How the names of programs end; protobufs first. Before it some compilers put the device, such as
-# 'sm_8.0_gpu_'.
+# The endings of the names of programs, protobufs first. Some compilers put the device before the
+# ending, such as 'sm_8.0_gpu_'.
 ENDINGS = (
   'after_optimizations.hlo.pb',
   'before_optimizations.hlo.pb',
@@ -29,7 +29,7 @@ ENDINGS = (
   'before_optimizations.txt',
 )
 
-# The first group tells one program from another; the time before it is that of
+# The first group distinguishes programs. It may begin with a timestamp, which XLA writes with
 # --xla_dump_include_timestamp.
 _PROGRAM = re.compile(
   r'(?P<program>(?:\d+\.)?module_(?P<number>\d+)(?:\..+?)?)\.'
@@ -38,10 +38,10 @@ _PROGRAM = re.compile(
 
 
 def check_stage(stage: str, *, where: str) -> None:
-  """Refuses what is none of `STAGES`.
+  """Refuses a stage that is not in `STAGES`.
 
   Raises:
-    InputError: see above; it names `where`.
+    InputError: the stage is unknown; the error names `where`.
   """
   if stage not in STAGES:
     raise errors.InputError(
@@ -50,29 +50,31 @@ def check_stage(stage: str, *, where: str) -> None:
 
 
 def find(paths: Iterable[str], *, stage: str = 'after') -> list[str]:
-  """Those of the files of one folder that are to be read; none if no program is among them.
+  """Returns the files of one folder that are to be read as programs.
 
   Args:
-    paths: of any files; only their last parts matter.
-    stage: 'after' the passes of XLA, 'before' them, or 'all' for both. Of a program and stage,
-      text is taken only where there is no protobuf.
+    paths: paths of any files; only their last parts matter.
+    stage: 'after' the passes of XLA, 'before' them, or 'all' for both. The text of a program at a
+      stage is chosen only if there is no protobuf.
 
   Returns:
-    Sorted paths.
+    Sorted paths; none if no file is a program.
 
   Raises:
-    InputError: there are programs, but none of the stage; or no such stage.
+    InputError: there are programs, but none of the stage; or the stage is unknown.
   """
   check_stage(stage, where='stage')
   found: dict[tuple[str, str], dict[str, str]] = collections.defaultdict(dict)
   for path in paths:
-    if program := _match(path):
+    program = _match(path)
+    if program:
       found[program['program'], program['stage']][program['type']] = path
-  chosen = [
-    types.get('hlo.pb') or types['txt'] for (_, at), types in found.items() if stage in (at, 'all')
-  ]
+  chosen = []
+  for (_, program_stage), path_of_type in found.items():
+    if stage in (program_stage, 'all'):
+      chosen.append(path_of_type.get('hlo.pb') or path_of_type['txt'])
   if found and not chosen:
-    other = next(at for _, at in found)
+    _, other = next(iter(found))
     raise errors.InputError(
       'XLA dump without programs of the stage',
       found=f'{len(found)} of stage {other!r}',
@@ -82,8 +84,9 @@ def find(paths: Iterable[str], *, stage: str = 'after') -> list[str]:
 
 
 def number_of_text(path: str) -> str | None:
-  """The number that XLA gave to the program whose text this file of a dump is; None for any
-  other file.
+  """Returns the number that XLA gave to a program whose text the file is.
+
+  Any other file, such as a protobuf, gives None.
   """
   program = _match(path)
   return program['number'] if program and program['type'] == 'txt' else None

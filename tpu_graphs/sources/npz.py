@@ -1,9 +1,9 @@
-"""TpuGraphs npz files <-> `Module`.
+"""Reads and writes TpuGraphs npz files.
 
-A file is read in two passes: first the directory of the zip and the npy headers, which tell
-every name, dtype and shape and are all checked before any array is inflated, then the arrays.
-Layout configs, by far the largest array, are inflated in blocks and narrowed to int8 on the way;
-`stream` gives them block by block. Nothing is ever unpickled.
+A file is read in two passes. The first pass reads the directory of the zip and the npy headers,
+which hold the names, dtypes and shapes; all are checked before any array is inflated. The second
+pass reads the arrays. Layout configs, by far the largest array, are inflated in blocks and narrowed
+to int8 on the way; `stream` yields them block by block. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from tpu_graphs.modules import module as module_lib
 from tpu_graphs.modules import streams
 from tpu_graphs.sources import zips
 
-_BLOCK_BYTES = 1 << 20  # Inflated at a time.
-_MAX_HEADER_BYTES = 12 << 10  # Of an array; NumPy refuses longer ones.
+_BLOCK_BYTES = 1 << 20  # About this much is inflated at a time.
+_MAX_HEADER_BYTES = 12 << 10  # NumPy refuses longer headers of an array.
+
+# Name of an array -> (dtype kinds, shape).
 _Specs = Mapping[str, tuple[str, tuple[Any, ...]]]
 
-# Array -> (dtype kinds, shape). Letters are sizes that must agree over the arrays of a file; see
-# `Module`.
+# Letters are sizes that must agree over the arrays of a file; see `Module`.
 _GRAPH_ARRAYS = {
   'node_opcode': ('iu', ('N',)),
   'node_feat': ('f', ('N', features.NUM_NODE_FEATURES)),
@@ -54,8 +55,8 @@ _KIND_ARRAYS: Mapping[str, _Specs] = {
   'tile': {**_CONFIG_ARRAYS['tile'], 'config_runtime_normalizers': ('iu', ('C',))},
   'layout': _CONFIG_ARRAYS['layout'],
 }
-# Arrays that some files lack: published tile files have no splits; the last two exist only in files
-# written by `save`.
+# Some files lack these arrays: published tile files have no splits, and the last two exist only in
+# files that `save` has written.
 _OPTIONAL_ARRAYS = {
   'node_splits': ('iu', ('S',)),
   'computation': ('iu', ('N',)),
@@ -63,10 +64,11 @@ _OPTIONAL_ARRAYS = {
 }
 
 _STREAMED = 'node_config_feat'
-_LOCAL_HEADER_BYTES, _LENGTHS_IN_LOCAL_HEADER = (
-  30,
-  26,
-)  # Of a zip member: its size but for name and extra field.
+
+# A zip member begins with a local header of this size, which a name and an extra field follow. The
+# header holds their two lengths at the offset in the second line.
+_LOCAL_HEADER_BYTES = 30
+_LENGTHS_IN_LOCAL_HEADER = 26
 
 SHORT_RUN = f'time < {module_lib.MIN_RUNTIME_NS} ns'
 NO_NORMALIZER = 'no normalizer'
@@ -74,12 +76,12 @@ NO_NORMALIZER = 'no normalizer'
 
 @dataclasses.dataclass(frozen=True)
 class _Header:
-  """What the zip directory and the npy header say of one array."""
+  """Description of one array, from the zip directory and the npy header."""
 
   dtype: np.dtype
   shape: tuple[int, ...]
   fortran_order: bool
-  body: int  # Offset of the first value behind the header.
+  body: int  # Offset of the first value, which follows the header.
 
   @property
   def nbytes(self) -> int:
@@ -95,20 +97,20 @@ def load(
 ) -> module_lib.Module:
   """Reads and checks one npz file.
 
-  Configs whose runtime (or, for tile, normalizer) is no measurement are dropped and counted in
-  `dropped_runs`. Where that is every config, as in the published test files, all are kept,
-  unmeasured.
+  Configs whose runtime (or, for tile, normalizer) is not a measurement are dropped and counted in
+  `dropped_runs`. If that holds for every config, as in the published test files, all configs are
+  kept as unmeasured.
 
   Args:
     path: a local file. Its stem becomes the `module_id`.
-    kind: 'tile' or 'layout' to refuse the other kind; None takes what the file holds.
+    kind: 'tile' or 'layout' to refuse the other kind; None accepts both.
     choices: how the features of ops are made; see `feature_choices.pad_layouts`. Extra features
-      get no HLO.
+      are computed without HLO.
     max_array_bytes: arrays that would inflate to more are refused before anything is allocated.
 
   Raises:
-    InputError: the file is missing, damaged, or not a module; names file, array, value found and
-      value expected.
+    InputError: the file is missing, damaged, or not a module. The error names the file, the array,
+      the value found and the value expected.
   """
   path = os.fspath(path)
   try:
@@ -126,7 +128,10 @@ def read(
   choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
   max_array_bytes: int = module_lib.DEFAULT_MAX_ARRAY_BYTES,
 ) -> module_lib.Module:
-  """`load` from an open, seekable file; `path` serves for the module's name and in errors."""
+  """Reads one module from an open, seekable file; see `load`.
+
+  `path` gives the module its name and is named in errors.
+  """
   return stream(file, path=path, kind=kind, choices=choices, max_array_bytes=max_array_bytes).load()
 
 
@@ -138,17 +143,18 @@ def stream(
   choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
   max_array_bytes: int = module_lib.DEFAULT_MAX_ARRAY_BYTES,
 ) -> streams.ConfigStream:
-  """`read`, but leaves layout configs in the file, which must stay open while they are read.
+  """Reads a module, but leaves layout configs in the file; see `read`.
 
-  Then values are checked in those configs alone that are read, and the member's checksum only if
-  it is compressed or
-  all of it is read: of one stored without compression, nothing but these configs is read. Extra
-  features are computed from the graph without its configs. `max_array_bytes` holds for the whole
-  array of configs all the same: it limits what a file can make a reader write to disk.
+  The file must stay open while configs are read. Their values are checked only in the configs that
+  are read. The checksum of their zip member is compared only if the member is compressed or read as
+  a whole: from a member without compression, only the requested configs are read. Extra features
+  are computed from the graph without its configs. `max_array_bytes` applies to the whole array of
+  configs all the same: it limits what a file can make a reader write to disk.
   """
   head = _head(file)
   with errors.in_file(path), _damage_explained(head):
-    archive = zipfile.ZipFile(file)  # Closing it would do nothing: the file is the caller's.
+    # The archive is never closed: that would do nothing, because the file is the caller's.
+    archive = zipfile.ZipFile(file)
     headers = _headers(archive, max_array_bytes)
     kind = _check_kind(headers, kind, _KIND_ARRAYS)
     known = {**_GRAPH_ARRAYS, **_KIND_ARRAYS[kind], **_OPTIONAL_ARRAYS}
@@ -156,7 +162,13 @@ def stream(
     if choices.layout_padding:
       feature_choices.pad_layouts(arrays['node_feat'])
     measured = _mark_unmeasured(kind, arrays)
-    outline = _outline(kind, pathlib.PurePosixPath(path).name.removesuffix('.npz'), arrays)
+    module_id = pathlib.PurePosixPath(path).name.removesuffix('.npz')
+    outline = _outline(kind, module_id, arrays)
+
+    def read_rows(rows: np.ndarray) -> Iterator[np.ndarray]:
+      with errors.in_file(path), _damage_explained(head):
+        yield from _config_blocks(archive, headers[_STREAMED], rows)
+
     if kind == 'tile':
       configs = streams.ConfigStream.of(choices.add_extra(outline))
     else:
@@ -170,27 +182,23 @@ def stream(
         config_runtime=outline.config_runtime,
         config_id=outline.config_id,
         config_runtime_normalizers=None,
-        read=lambda rows: read_rows(rows),
+        read=read_rows,
       )
     if outline.dropped_runs:
       configs = configs.select(np.flatnonzero(measured))
-
-  def read_rows(rows: np.ndarray) -> Iterator[np.ndarray]:
-    with errors.in_file(path), _damage_explained(head):
-      yield from _config_blocks(archive, headers[_STREAMED], rows)
-
   return configs
 
 
 def read_configs(
   file: BinaryIO, *, path: str, kind: str, max_array_bytes: int = module_lib.DEFAULT_MAX_ARRAY_BYTES
 ) -> dict[str, np.ndarray]:
-  """The configs in an open, seekable npz file, which need hold nothing else; what else it holds
-  is left.
+  """Reads only the configs from an open, seekable npz file.
+
+  The file need not hold any other array of a module; other arrays are ignored.
 
   Args:
     file: the file.
-    path: its name, for errors.
+    path: the file's name, for errors.
     kind: 'tile' or 'layout'.
     max_array_bytes: arrays that would inflate to more are refused before anything is allocated.
 
@@ -198,12 +206,13 @@ def read_configs(
     The arrays of a `Module` by name: config_feat, or node_config_ids and node_config_feat (int8).
 
   Raises:
-    InputError: the file is damaged, holds configs of the other kind or none, or an array of a
-      wrong dtype or shape.
+    InputError: the file is damaged, has no configs or configs of the other kind, or has an array
+      with a wrong dtype or shape.
   """
   with errors.in_file(path), _damage_explained(_head(file)), zipfile.ZipFile(file) as archive:
     headers = _headers(archive, max_array_bytes)
-    return _arrays(archive, headers, _CONFIG_ARRAYS[_check_kind(headers, kind, _CONFIG_ARRAYS)])
+    kind = _check_kind(headers, kind, _CONFIG_ARRAYS)
+    return _arrays(archive, headers, _CONFIG_ARRAYS[kind])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,8 +220,8 @@ class Blocks:
   """A float32 array for `write_arrays` that need not be in memory as a whole.
 
   Attributes:
-    shape: of the array.
-    blocks: its rows in order, any dtype [b, *shape[1:]], read once.
+    shape: the array's shape.
+    blocks: the array's rows in order, any dtype [b, *shape[1:]]; read once.
   """
 
   shape: tuple[int, ...]
@@ -222,16 +231,19 @@ class Blocks:
 def save(module: module_lib.Module, path: str | os.PathLike[str]) -> None:
   """Writes `module` in the published form.
 
-  `load` reads it back equal but for `module_id`, which is the file's stem, `unknown_opcodes` and
-  `default_config`, which npz files do not tell, and `dropped_runs`: configs that are not
-  measured beside others that are come back as dropped runs. Feature choices are made at each
-  reading and so not written. The file appears under its name only when it is complete.
+  `load` returns an equal module except for these fields:
+  - `module_id` is the file's stem.
+  - `unknown_opcodes` and `default_config` are lost, because npz files do not record them.
+  - `dropped_runs` counts the unmeasured configs that `load` drops beside measured ones.
+
+  Feature choices are made at each reading and are therefore not written. The file appears under its
+  name only when it is complete.
   """
   save_stream(streams.ConfigStream.of(module), path)
 
 
 def save_stream(stream: streams.ConfigStream, path: str | os.PathLike[str]) -> None:
-  """`save` of a module whose configs are read as they are written."""
+  """Writes a module whose configs are read as they are written; see `save`."""
   graph = stream.graph
   arrays: dict[str, np.ndarray | Blocks] = {
     'node_opcode': graph.node_opcode,
@@ -252,9 +264,9 @@ def save_stream(stream: streams.ConfigStream, path: str | os.PathLike[str]) -> N
   segment = module_lib.segment_of_op(graph.node_splits)
   if not np.array_equal(graph.computation, segment):
     arrays['computation'] = graph.computation
-  arrays['config_feat' if graph.kind == 'tile' else _STREAMED] = Blocks(
-    (stream.num_configs, *stream.row_shape), stream.blocks()
-  )
+  configs_name = 'config_feat' if graph.kind == 'tile' else _STREAMED
+  configs_shape = (stream.num_configs, *stream.row_shape)
+  arrays[configs_name] = Blocks(configs_shape, stream.blocks())
   write_arrays(path, arrays)
 
 
@@ -273,10 +285,12 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray |
 
 
 def _encoded(array: np.ndarray | Blocks) -> Iterator[bytes | memoryview]:
-  """The content of an npy file in C order."""
-  dtype, blocks = (
-    (np.dtype(np.float32), array.blocks) if isinstance(array, Blocks) else (array.dtype, (array,))
-  )
+  """Yields the content of an npy file in C order."""
+  blocks: Iterable[np.ndarray]
+  if isinstance(array, Blocks):
+    dtype, blocks = np.dtype(np.float32), array.blocks
+  else:
+    dtype, blocks = array.dtype, (array,)
   header = io.BytesIO()
   np.lib.format.write_array_header_1_0(
     header,
@@ -288,7 +302,7 @@ def _encoded(array: np.ndarray | Blocks) -> Iterator[bytes | memoryview]:
 
 
 def _head(file: BinaryIO) -> bytes:
-  """The first bytes of an open file, which is left at its start."""
+  """Returns the first bytes of an open file and leaves the file at its start."""
   head = file.read(64)
   file.seek(0)
   return head
@@ -296,16 +310,16 @@ def _head(file: BinaryIO) -> bytes:
 
 @contextlib.contextmanager
 def _damage_explained(head: bytes) -> Iterator[None]:
-  """Turns what zipfile and NumPy raise on a damaged file into one `InputError` that tells the
-  damage.
+  """Turns what zipfile and NumPy raise on a damaged file into an `InputError`.
 
   Args:
-    head: how the file begins.
+    head: the first bytes of the file.
   """
   try:
     yield
   except errors.InputError:
     raise
+  # NumPy parses the header of an array as Python, hence SyntaxError and TokenError.
   except (
     zipfile.BadZipFile,
     lzma.LZMAError,
@@ -316,9 +330,9 @@ def _damage_explained(head: bytes) -> Iterator[None]:
     SyntaxError,
     tokenize.TokenError,
     OSError,
-  ) as error:  # The two before the last from the header of an array.
-    # A damaged offset gives EINVAL, damaged bz2 data an OSError without number; other numbers tell
-    # of the disk.
+  ) as error:
+    # A damaged offset gives EINVAL, and damaged bz2 data an OSError without a number. Any other
+    # number is a problem of the disk.
     if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
       raise
     if not head:
@@ -343,7 +357,7 @@ def _array_names(archive: zipfile.ZipFile) -> list[str]:
   for name in names:
     if not name.endswith('.npy'):
       raise errors.InputError(
-        'member is no npy array', where=name, expected='a name that ends in .npy'
+        'member is not an npy array', where=name, expected='a name that ends in .npy'
       )
   return [name.removesuffix('.npy') for name in names]
 
@@ -355,13 +369,10 @@ def _headers(archive: zipfile.ZipFile, max_array_bytes: int) -> dict[str, _Heade
 def _header(archive: zipfile.ZipFile, name: str, max_array_bytes: int) -> _Header:
   info = archive.getinfo(f'{name}.npy')
   start = io.BytesIO(zips.Reader(archive, info.filename).read(_MAX_HEADER_BYTES))
-  version = np.lib.format.read_magic(start)
-  reader = (
-    np.lib.format.read_array_header_1_0
-    if version == (1, 0)
-    else np.lib.format.read_array_header_2_0
-  )
-  shape, fortran_order, dtype = reader(start)
+  if np.lib.format.read_magic(start) == (1, 0):
+    shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(start)
+  else:
+    shape, fortran_order, dtype = np.lib.format.read_array_header_2_0(start)
   header = _Header(dtype, shape, fortran_order, start.tell())
   if dtype.hasobject:
     raise errors.InputError(
@@ -392,28 +403,33 @@ def _header(archive: zipfile.ZipFile, name: str, max_array_bytes: int) -> _Heade
 def _check_kind(
   headers: dict[str, _Header], kind: str | None, kind_arrays: Mapping[str, _Specs]
 ) -> str:
-  found = [k for k, names in kind_arrays.items() if any(name in headers for name in names)]
-  if len(found) != 1:
+  """Returns the kind of the file, which must be `kind` unless that is None."""
+  kinds = [k for k, names in kind_arrays.items() if any(name in headers for name in names)]
+  if len(kinds) != 1:
+    arrays_of_kinds = [', '.join(names) for names in kind_arrays.values()]
     raise errors.InputError(
-      'neither a tile nor a layout file' if not found else 'both a tile and a layout file',
+      'both a tile and a layout file' if kinds else 'neither a tile nor a layout file',
       found=f'arrays {", ".join(sorted(headers)) or "none"}',
-      expected=' or '.join(', '.join(names) for names in kind_arrays.values()),
+      expected=' or '.join(arrays_of_kinds),
     )
-  if kind is not None and kind != found[0]:
+  (found,) = kinds
+  if kind is not None and kind != found:
     raise errors.InputError(
       'file of the other kind',
-      found=f'a {found[0]} file',
+      found=f'a {found} file',
       expected=f'a {kind} file',
-      fix=f'it belongs to a {found[0]} collection or run',
+      fix=f'it belongs to a {found} collection or run',
     )
-  return found[0]
+  return found
 
 
 def _check_headers(headers: dict[str, _Header], known: _Specs) -> None:
-  """Checks that every array is there, of a fitting dtype and of a shape that agrees with the
-  others.
+  """Checks that every required array is there and that dtypes and shapes fit.
+
+  The sizes of arrays must agree with each other where `known` has the same letter.
   """
-  sizes: dict[str, tuple[int, str]] = {}  # Letter -> size, and the array that told it.
+  required = [name for name in known if name not in _OPTIONAL_ARRAYS]
+  sizes: dict[str, tuple[int, str]] = {}  # Letter -> (size, the first array that has it).
   for name, (dtype_kinds, shape) in known.items():
     if name not in headers:
       if name in _OPTIONAL_ARRAYS:
@@ -422,7 +438,7 @@ def _check_headers(headers: dict[str, _Header], known: _Specs) -> None:
         'array missing',
         where=name,
         found=f'arrays {", ".join(headers)}',
-        expected=f'arrays {", ".join(name for name in known if name not in _OPTIONAL_ARRAYS)}',
+        expected=f'arrays {", ".join(required)}',
       )
     header = headers[name]
     if header.dtype.kind not in dtype_kinds:
@@ -433,18 +449,28 @@ def _check_headers(headers: dict[str, _Header], known: _Specs) -> None:
     found = header.shape
     if name == 'node_splits' and len(found) == 2 and found[0] == 1:
       found = found[1:]
-    expected = []
-    for letter in shape:
-      size, source = sizes.get(letter, (None, '')) if isinstance(letter, str) else (letter, '')
-      expected.append((size, f'{size} (as in {source})' if source else str(size or letter)))
-    if len(found) != len(shape) or any(
-      want is not None and want != got for (want, _), got in zip(expected, found, strict=True)
-    ):
+    expected: list[int | None] = []  # None stands for any size.
+    texts: list[str] = []
+    for size in shape:
+      if not isinstance(size, str):
+        expected.append(size)
+        texts.append(str(size))
+      elif size in sizes:
+        size_of_letter, source = sizes[size]
+        expected.append(size_of_letter)
+        texts.append(f'{size_of_letter} (as in {source})')
+      else:
+        expected.append(None)
+        texts.append(size)
+    fits = len(found) == len(expected) and all(
+      want in (None, got) for want, got in zip(expected, found, strict=True)
+    )
+    if not fits:
       raise errors.InputError(
         'wrong shape',
         where=name,
         found=list(header.shape),
-        expected=f'[{", ".join(text for _, text in expected)}]',
+        expected=f'[{", ".join(texts)}]',
       )
     for letter, size in zip(shape, found, strict=True):
       if isinstance(letter, str):
@@ -454,9 +480,7 @@ def _check_headers(headers: dict[str, _Header], known: _Specs) -> None:
 def _arrays(
   archive: zipfile.ZipFile, headers: dict[str, _Header], known: _Specs, leave: tuple[str, ...] = ()
 ) -> dict[str, np.ndarray]:
-  """Those of the `known` arrays that are there but for those to `leave`, once all of them are
-  found fit.
-  """
+  """Checks the headers of all `known` arrays, then reads the arrays without those in `leave`."""
   headers = {name: headers[name] for name in known if name in headers}
   _check_headers(headers, known)
   return {
@@ -465,9 +489,7 @@ def _arrays(
 
 
 def _array(archive: zipfile.ZipFile, name: str, header: _Header) -> np.ndarray:
-  """Inflates one array; layout configs come out as int8. With the last byte, its checksum is
-  compared.
-  """
+  """Inflates one array and compares its checksum; layout configs become int8."""
   if name == _STREAMED:
     configs = np.empty(header.shape, np.int8)
     streams.fill(configs, _config_blocks(archive, header, np.arange(header.shape[0])))
@@ -480,14 +502,15 @@ def _array(archive: zipfile.ZipFile, name: str, header: _Header) -> np.ndarray:
 
 
 def _chunks(archive: zipfile.ZipFile, name: str, header: _Header) -> Iterator[np.ndarray]:
-  """The values of an array in the order of the file, [size] each."""
+  """Yields the values of an array in the order of the file, in chunks of shape [size]."""
   member = zips.Reader(archive, f'{name}.npy')
   member.read(header.body)
-  size, step = math.prod(header.shape), max(1, _BLOCK_BYTES // max(header.dtype.itemsize, 1))
-  for start in range(0, size, step):
-    yield np.frombuffer(
-      _exactly(member, min(step, size - start) * header.dtype.itemsize, name), header.dtype
-    )
+  itemsize = header.dtype.itemsize
+  num_values = math.prod(header.shape)
+  step = max(1, _BLOCK_BYTES // max(itemsize, 1))
+  for start in range(0, num_values, step):
+    size = min(step, num_values - start)
+    yield np.frombuffer(_exactly(member, size * itemsize, name), header.dtype)
 
 
 def _exactly(file: IO[bytes] | zips.Reader, size: int, name: str) -> bytes:
@@ -500,27 +523,26 @@ def _exactly(file: IO[bytes] | zips.Reader, size: int, name: str) -> bytes:
 def _config_blocks(
   archive: zipfile.ZipFile, header: _Header, rows: np.ndarray
 ) -> Iterator[np.ndarray]:
-  """Layout configs at `rows`, ascending int64 [c], as int8 [b, NC, 18] in blocks; see `stream`
-  for what is checked.
+  """Yields the layout configs at `rows`, ascending int64 [c], in blocks of int8 [b, NC, 18].
+
+  `stream` describes what is checked.
   """
   if header.fortran_order:
     yield from _transposed_blocks(archive, header, rows)
     return
   row_bytes = math.prod(header.shape[1:]) * header.dtype.itemsize
-  near = streams.rows_per_block(
-    row_bytes, _BLOCK_BYTES
-  )  # Rows that are read together, those between them as well.
   per_block = min(rows.size, streams.rows_per_block(math.prod(header.shape[1:])))
   block, filled = np.empty((0, *header.shape[1:]), np.int8), 0
   read = _rows_of_member(archive, header, row_bytes, whole=rows.size == header.shape[0])
-  for group in np.split(rows, np.flatnonzero(np.diff(rows // near)) + 1) if rows.size else ():
+  for group in _groups(rows, streams.rows_per_block(row_bytes, _BLOCK_BYTES)):
     first, size = int(group[0]), int(group[-1] - group[0]) + 1
     values = np.frombuffer(read(first, first + size), header.dtype).reshape(size, *header.shape[1:])
     if size != group.size:
       values = values[group - first]
     narrowed, bad = _narrow(values)
     if bad:
-      raise _no_small_integer([group[bad[0]], *bad[1:]], values[bad])
+      index = [group[bad[0]], *bad[1:]]
+      raise _not_small_integer(index, values[bad])
     while len(narrowed):
       if not filled:
         block = np.empty((per_block, *header.shape[1:]), np.int8)
@@ -530,19 +552,31 @@ def _config_blocks(
       if filled == per_block:
         yield block
         filled = 0
+  # Reading up to the end compares the checksum of a compressed member.
   read(header.shape[0], header.shape[0])
   if filled:
     yield block[:filled]
 
 
+def _groups(rows: np.ndarray, step: int) -> list[np.ndarray]:
+  """Splits ascending `rows` into groups that are read together, with the rows between them.
+
+  A group lies within `step` rows that begin at a multiple of `step`.
+  """
+  if not rows.size:
+    return []
+  starts = np.flatnonzero(np.diff(rows // step)) + 1
+  return np.split(rows, starts)
+
+
 def _rows_of_member(
   archive: zipfile.ZipFile, header: _Header, row_bytes: int, *, whole: bool
 ) -> Callable[[int, int], bytes]:
-  """A function that reads configs [start, stop), forwards only.
+  """Returns a function that reads the configs [start, stop); calls must go forwards.
 
-  A compressed member is inflated from its first byte on, so that its checksum is compared where
-  the last call is for the end; in one that is not, the others are skipped unless it is read as a
-  `whole`.
+  A compressed member is inflated from its first byte on, so its checksum is compared if the last
+  call reaches the end. In a member without compression, the other configs are skipped, unless
+  `whole` is set.
   """
   info = archive.getinfo(f'{_STREAMED}.npy')
   member = zips.Reader(archive, info.filename)
@@ -556,9 +590,9 @@ def _rows_of_member(
     return inflate
   file: IO[bytes] = archive.fp  # type: ignore[assignment]
   file.seek(info.header_offset + _LENGTHS_IN_LOCAL_HEADER)
-  data = (
-    info.header_offset + _LOCAL_HEADER_BYTES + sum(struct.unpack('<HH', file.read(4))) + header.body
-  )
+  name_bytes, extra_bytes = struct.unpack('<HH', file.read(4))
+  member_start = info.header_offset + _LOCAL_HEADER_BYTES + name_bytes + extra_bytes
+  data = member_start + header.body
 
   def seek(start: int, stop: int) -> bytes:
     file.seek(data + start * row_bytes)
@@ -570,36 +604,42 @@ def _rows_of_member(
 def _transposed_blocks(
   archive: zipfile.ZipFile, header: _Header, rows: np.ndarray
 ) -> Iterator[np.ndarray]:
-  """`_config_blocks` of an array in Fortran order, where the values of a config lie far apart."""
+  """Yields the blocks of an array in Fortran order, whose configs are scattered over the file.
+
+  The whole array is first written to a temporary file as int8; see `_config_blocks`.
+  """
   configs, *row_shape = header.shape
   start = 0
   with streams.temporary_file(math.prod(header.shape)) as file:
     for chunk in _chunks(archive, _STREAMED, header):
       narrowed, bad = _narrow(chunk)
       if bad:
-        raise _no_small_integer(np.unravel_index(start + bad[0], header.shape, 'F'), chunk[bad])
+        index = np.unravel_index(start + bad[0], header.shape, 'F')
+        raise _not_small_integer(index, chunk[bad])
       file.write(narrowed.data)
       start += chunk.size
-    step = streams.rows_per_block(math.prod(row_shape))
-    for group in np.split(rows, np.flatnonzero(np.diff(rows // step)) + 1) if rows.size else ():
+    for group in _groups(rows, streams.rows_per_block(math.prod(row_shape))):
       first, size = int(group[0]), int(group[-1] - group[0]) + 1
       block = np.empty((size, *row_shape), np.int8)
       for column in np.ndindex(*row_shape[::-1]):
-        file.seek(int(np.ravel_multi_index(column, row_shape[::-1])) * configs + first)
+        position = int(np.ravel_multi_index(column, row_shape[::-1]))
+        file.seek(position * configs + first)
         block[:, column[1], column[0]] = np.frombuffer(file.read(size), np.int8)
       yield block[group - first]
 
 
 def _narrow(values: np.ndarray) -> tuple[np.ndarray, tuple[int, ...] | None]:
-  """`values` as int8, and the index of the first that is none."""
+  """Returns `values` as int8, and the index of the first value that int8 cannot hold or None."""
   with np.errstate(invalid='ignore'):
     narrowed = values.astype(np.int8)
-  if not (bad := narrowed != values).any():
+  differs = narrowed != values
+  if not differs.any():
     return narrowed, None
-  return narrowed, tuple(int(i) for i in np.unravel_index(int(np.argmax(bad)), values.shape))
+  index = np.unravel_index(int(np.argmax(differs)), values.shape)
+  return narrowed, tuple(int(i) for i in index)
 
 
-def _no_small_integer(index: Iterable[Any], value: Any) -> errors.InputError:
+def _not_small_integer(index: Iterable[Any], value: Any) -> errors.InputError:
   return errors.InputError(
     'value not a small integer',
     where=f'{_STREAMED}{[int(i) for i in index]}',
@@ -609,12 +649,15 @@ def _no_small_integer(index: Iterable[Any], value: Any) -> errors.InputError:
 
 
 def _mark_unmeasured(kind: str, arrays: dict[str, Any]) -> np.ndarray:
-  """Marks failed runs in the `arrays`, int64 from then on; returns which configs are measured,
-  bool [C].
+  """Marks failed runs in `arrays` and returns which configs are measured, bool [C].
+
+  Runtimes and normalizers in `arrays` become int64.
   """
-  runtime = arrays['config_runtime'].astype(np.int64, copy=False)  # Beyond int64 it turns negative.
-  if (runtime < 0).any():
-    i = int(np.argmax(runtime < 0))
+  # Unsigned runtimes beyond int64 turn negative.
+  runtime = arrays['config_runtime'].astype(np.int64, copy=False)
+  negative = runtime < 0
+  if negative.any():
+    i = int(np.argmax(negative))
     raise errors.InputError(
       'runtime out of range',
       where=f'config_runtime[{i}]',
@@ -640,8 +683,9 @@ def _mark_unmeasured(kind: str, arrays: dict[str, Any]) -> np.ndarray:
 
 
 def _outline(kind: str, module_id: str, arrays: dict[str, Any]) -> module_lib.Module:
-  """The module of the `arrays`; of layout configs without their features, as if no op were
-  configurable.
+  """Returns the module of `arrays`, without the features of layout configs.
+
+  A layout module looks as if it had no configurable op.
   """
   arrays = dict(arrays)
   c = arrays['config_runtime'].size

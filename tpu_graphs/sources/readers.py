@@ -1,4 +1,4 @@
-"""Any raw file of programs -> modules."""
+"""Reads modules from any raw file of programs."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def from_file(
   choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
   stage: str = 'after',
 ) -> hlo.Extraction:
-  """Reads a local file, see `from_bytes`, or all programs of a folder that XLA wrote with
-  --xla_dump_to.
+  """Reads a local file, or all programs of a folder that XLA wrote with --xla_dump_to.
 
   Args:
-    path: of the file or folder.
-    kind: see `from_bytes`, as is `choices`.
-    stage: which programs of a folder; see `dumps.find`.
+    path: the file or folder.
+    kind: see `from_bytes`.
+    choices: see `from_bytes`.
+    stage: which programs of a folder are read; see `dumps.find`.
 
   Raises:
-    InputError: it cannot be read, or not as modules of this kind.
+    InputError: the file or folder cannot be read, or does not hold modules of this kind.
   """
   path = os.fspath(path)
   if os.path.isdir(path):
@@ -51,7 +51,8 @@ def from_file(
 def _from_dump(
   folder: str, kind: str | None, choices: feature_choices.FeatureChoices, stage: str
 ) -> hlo.Extraction:
-  paths = dumps.find((os.path.join(folder, name) for name in os.listdir(folder)), stage=stage)
+  files = [os.path.join(folder, name) for name in os.listdir(folder)]
+  paths = dumps.find(files, stage=stage)
   if not paths:
     raise errors.InputError(
       'folder without programs',
@@ -59,7 +60,9 @@ def _from_dump(
       fix='give one file, or the folder of a dump',
     )
   parts = [from_file(path, kind=kind, choices=choices) for path in paths]
-  skipped = sum((collections.Counter(part.skipped) for part in parts), collections.Counter())
+  skipped: collections.Counter[str] = collections.Counter()
+  for part in parts:
+    skipped += collections.Counter(part.skipped)
   return hlo.Extraction(
     modules=tuple(module for part in parts for module in part.modules),
     skipped=dict(skipped),
@@ -80,10 +83,10 @@ def from_bytes(
 
   Args:
     data: the whole file.
-    path: its name, which tells npz from the rest (an unknown suffix leaves it to the content)
-      and serves in errors. The `module_id` of text from an XLA dump ends with the program's
-      number there: text of equal programs may be equal.
-    kind: 'tile' or 'layout' to refuse the other; None takes what the file holds.
+    path: the file's name, also for errors. Its suffix distinguishes npz files from the rest; with
+      an unknown suffix, the content decides. The `module_id` of text from an XLA dump ends with the
+      program's number in the dump, because the texts of two programs may be equal.
+    kind: 'tile' or 'layout' to refuse the other kind; None accepts both.
     choices: how the features of ops are made.
     max_array_bytes: larger arrays are refused before anything is allocated.
 
@@ -102,13 +105,11 @@ def from_bytes(
   number = dumps.number_of_text(path)
   if number is None:
     return extraction
-  return dataclasses.replace(
-    extraction,
-    modules=tuple(
-      dataclasses.replace(module, module_id=f'{module.module_id}.{number}')
-      for module in extraction.modules
-    ),
+  numbered = tuple(
+    dataclasses.replace(module, module_id=f'{module.module_id}.{number}')
+    for module in extraction.modules
   )
+  return dataclasses.replace(extraction, modules=numbered)
 
 
 def stream(
@@ -119,24 +120,28 @@ def stream(
   choices: feature_choices.FeatureChoices = feature_choices.PUBLISHED,
   max_array_bytes: int = module_lib.DEFAULT_MAX_ARRAY_BYTES,
 ) -> tuple[list[streams.ConfigStream], Mapping[str, int]]:
-  """As `from_bytes` from an open, seekable file, but leaves the configs of npz files there; see
-  `npz.stream`.
+  """Reads modules from an open, seekable file, but leaves the configs of npz files in it.
+
+  See `from_bytes` for the arguments, and `npz.stream` for the configs.
 
   Returns:
-    The modules, which can be read while the file is open, and those skipped, as in
-    `hlo.Extraction`.
+    The modules, which can be read while the file is open, and `skipped` of `hlo.Extraction`.
   """
   head = file.read(2)
   file.seek(0)
   if _is_npz(path, head):
-    return [
-      npz.stream(file, path=path, kind=kind, choices=choices, max_array_bytes=max_array_bytes)
-    ], {}
+    module = npz.stream(
+      file, path=path, kind=kind, choices=choices, max_array_bytes=max_array_bytes
+    )
+    return [module], {}
   extraction = from_bytes(
     file.read(), path=path, kind=kind, choices=choices, max_array_bytes=max_array_bytes
   )
-  return [streams.ConfigStream.of(module) for module in extraction.modules], extraction.skipped
+  modules = [streams.ConfigStream.of(module) for module in extraction.modules]
+  return modules, extraction.skipped
 
 
 def _is_npz(path: str, head: bytes) -> bool:
-  return path.endswith('.npz') or (not path.endswith(('.pb', '.binpb')) and head.startswith(b'PK'))
+  if path.endswith('.npz'):
+    return True
+  return head.startswith(b'PK') and not path.endswith(('.pb', '.binpb'))

@@ -1,11 +1,11 @@
 """The built-in sample: small made-up programs with planted runtimes.
 
-Nothing here was measured, and every module says so in its name. The sample lets everything that
-handles real data run
-without a download, and it can be learnt: the runtime of a config is `planted_cost`, a function
-of the module's features alone, times some noise. The cost follows a TPU in outline (registers of
-8 x 128 values, a small fast memory, copies between layouts that differ), not in its numbers: a
-model that ranks the sample well is known to work, not to be good.
+Nothing here was measured, and every module says so in its name. With the sample, everything that
+handles real data can be run without a download. The sample can also be learnt: the runtime of a
+config is `planted_cost`, a function of the module's features alone, times some noise. The cost
+follows a TPU in outline (registers of 8 x 128 values, a small fast memory, copies between layouts
+that differ), not in its numbers: a model that ranks the sample well is known to work, but not known
+to be good.
 
 Tile modules are fused kernels whose configs are tilings. Layout modules are convolutional nets,
 perceptrons and transformers whose configs permute the layouts of convolutions, dots and reshapes.
@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from tpu_graphs import errors
+from tpu_graphs import terminal
 from tpu_graphs.modules import features
 from tpu_graphs.modules import module as module_lib
 from tpu_graphs.sources import npz
@@ -34,27 +35,24 @@ from tpu_graphs.sources import synthetic_programs as programs
 NOISE = 0.01  # Standard deviation of the logarithm of a runtime.
 
 # The planted machine; rates are per ns.
-_LANES, _SUBLANES = _REGISTER = (
-  128,
-  8,
-)  # The minor-most and the next dimension are padded to multiples of these.
+# The minor-most dimension is padded to a multiple of lanes, the next one to a multiple of sublanes.
+_LANES, _SUBLANES = 128, 8
+_REGISTER = (_LANES, _SUBLANES)
 _BYTE_RATE = 500.0
 _MATRIX_RATE = 50_000.0  # Multiplications of a convolution or dot, with their additions.
 _VECTOR_RATE = 1_000.0  # Units of `_WORK`.
 _FAST_BYTES = 2 << 20
 _MAX_SPILL = 4.0
-_TILE_NS = 400.0  # To start a tile.
-_LAUNCH_NS = 1_500.0  # To start a module.
-_MINOR_PASSES, _MAJOR_PASSES = (
-  2.0,
-  0.5,
-)  # Over a tensor, to move its minor-most dimension or only others.
+_TILE_NS = 400.0  # Time to start a tile.
+_LAUNCH_NS = 1_500.0  # Time to start a module.
+_MINOR_PASSES = 2.0  # Passes over a tensor of a copy that moves the minor-most dimension.
+_MAJOR_PASSES = 0.5  # Passes over a tensor of a copy that moves other dimensions only.
 _ELEMENT_BYTES = {'pred': 1, 'bf16': 2, 's32': 4, 'f32': 4}
 
-# These leave shapes as they are, and so pass the layout of their operands on.
+# These ops keep the shape of their operands, and therefore also their layout.
 _ELEMENTWISE = ('convert', 'select', *programs.UNARY, *programs.BINARY)
 _CONFIGURABLE = ('convolution', 'dot', 'reshape')
-# For each value, in additions; other opcodes do no such work.
+# Work for each value, in additions; other opcodes do no such work.
 _WORK = {
   **dict.fromkeys(('compare', 'reduce', *_ELEMENTWISE), 1.0),
   'divide': 4.0,
@@ -66,18 +64,18 @@ _WORK = {
 }
 
 _TILINGS_TRIED = 2000
-_MAX_SPREAD = 18.0  # A tiling this much slower than the best is not worth a measurement.
+_MAX_SPREAD = 18.0  # A tiling that is slower than the best by this factor is not kept.
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-  """What `write_tree` wrote into one folder.
+  """A folder written by `write_tree`.
 
   Attributes:
     kind: 'tile' or 'layout'.
     name: 'train', 'valid' or 'test'.
-    num_modules: modules, one file each.
-    num_configs: their configs together.
+    num_modules: the number of modules, one file each.
+    num_configs: the number of configs of all modules together.
   """
 
   kind: str
@@ -93,16 +91,20 @@ def write_tree(
   tile: Sequence[int] = (160, 32, 32),
   layout: Sequence[int] = (80, 16, 16),
 ) -> list[Split]:
-  """Writes DIRECTORY/npz/{tile,layout}/synthetic/{train,valid,test}/*.npz and DIRECTORY/README.txt.
+  """Writes a sample into a folder: README.txt and npz/KIND/synthetic/SPLIT/*.npz.
 
-  Unlike the published test split, that of the sample is measured as well. No two modules of a
-  kind have equal graphs. The folder npz appears when it is complete.
+  Here KIND is tile or layout, and SPLIT is train, valid or test. Unlike the published test split,
+  the test split of the sample has runtimes. No two modules of a kind have equal graphs. The folder
+  npz appears when it is complete.
 
   Args:
-    directory: made where it is missing.
-    seed: equal seeds give equal bytes.
-    tile: number of tile modules in each of `module_lib.SPLITS`.
-    layout: the same for layout modules.
+    directory: the folder, which is created if it is missing.
+    seed: the seed of the sample; equal seeds give equal bytes.
+    tile: the number of tile modules in each of `module_lib.SPLITS`.
+    layout: the number of layout modules in each of `module_lib.SPLITS`.
+
+  Returns:
+    The splits written.
 
   Raises:
     InputError: `directory` is not an empty folder, or cannot be written.
@@ -117,7 +119,7 @@ def write_tree(
         path=str(target),
         found=', '.join(found[:3]),
         expected='a new or an empty folder',
-        fix='name another one, or remove it',
+        fix='choose another folder, or remove this one',
       )
     with tempfile.TemporaryDirectory(prefix='.npz.', dir=target) as unfinished:
       for kind, sizes in (('tile', tile), ('layout', layout)):
@@ -140,16 +142,18 @@ def write_tree(
 
 
 def _readme(seed: int, splits: list[Split]) -> str:
-  folders = '\n'.join(
-    f'  npz/{split.kind}/synthetic/{split.name}: {split.num_modules} modules, '
-    f'{split.num_configs} configs'
-    for split in splits
-  )
+  lines = []
+  for split in splits:
+    modules = terminal.plural(split.num_modules, 'module')
+    configs = terminal.plural(split.num_configs, 'config')
+    lines.append(f'  npz/{split.kind}/synthetic/{split.name}: {modules}, {configs}')
+  folders = '\n'.join(lines)
   return f"""SYNTHETIC DATA: none of these programs exists and no runtime was measured.
 
-The modules were generated by tpu_graphs/sources/synthetic.py with seed {seed}. A runtime is a planted cost,
-computed from the features of module and config, times log-normal noise of {NOISE:.0%}. A model that ranks these
-configs well is known to work; nothing is known of how well it ranks real ones.
+The modules were generated by tpu_graphs/sources/synthetic.py with seed {seed}. A runtime is a
+planted cost, computed from the features of module and config, times log-normal noise of
+{NOISE:.0%}. A model that ranks these configs well is known to work; it is not known how well it
+ranks the configs of real programs.
 
 Collections tile:synthetic and layout:synthetic:
 {folders}
@@ -157,11 +161,12 @@ Collections tile:synthetic and layout:synthetic:
 
 
 def generate(kind: str, count: int, seed: int = 0) -> Iterator[module_lib.Module]:
-  """`count` modules of distinct topology. Where a graph has occurred before, the module and its
-  number are left out.
+  """Yields `count` modules of distinct topology.
+
+  A module whose graph has occurred before is left out, and so is its number.
 
   Raises:
-    InputError: unknown kind.
+    InputError: the kind is unknown.
   """
   makers = {'tile': tile_module, 'layout': layout_module}
   if kind not in makers:
@@ -184,12 +189,12 @@ def _distinct(make: Callable[[int], module_lib.Module], count: int) -> Iterator[
 
 
 def tile_module(index: int, *, seed: int = 0, noise: float = NOISE) -> module_lib.Module:
-  """A fused kernel with 20 to 80 tilings, of which the first is the default.
+  """Makes a fused kernel with 20 to 80 tilings; the first is the default.
 
   Args:
-    index: number of the module within the sample.
-    seed: of the sample. Equal numbers and seeds give equal modules.
-    noise: standard deviation of the logarithm of a runtime; 0 leaves the planted cost, rounded
+    index: the number of the module within the sample.
+    seed: the seed of the sample. Equal numbers and seeds give equal modules.
+    noise: the standard deviation of the logarithm of a runtime; 0 leaves the planted cost, rounded
       to ns.
   """
   rng = np.random.default_rng([seed, 0, index])
@@ -199,47 +204,55 @@ def tile_module(index: int, *, seed: int = 0, noise: float = NOISE) -> module_li
   program.call('fusion', program.end_computation())
   program.end_computation()
   config_feat = _tilings(kernel, rng)
+  c = len(config_feat)
   pool = _unmeasured(
     program,
     'tile',
     index,
-    len(config_feat),
+    c,
     config_feat=config_feat,
-    config_runtime_normalizers=np.full(len(config_feat), module_lib.UNMEASURED),
+    config_runtime_normalizers=np.full(c, module_lib.UNMEASURED),
   )
   cost = planted_cost(pool)
   worthwhile = np.flatnonzero(cost <= _MAX_SPREAD * cost.min())
   default = worthwhile[np.argmax(_rule_of_thumb(config_feat[worthwhile]))]
-  others = rng.permutation(worthwhile[worthwhile != default])[: rng.integers(19, 79, endpoint=True)]
-  return _measured(pool.select_configs(np.append(default, others)), rng, noise)
+  others = rng.permutation(worthwhile[worthwhile != default])
+  num_others = rng.integers(19, 79, endpoint=True)
+  chosen = np.append(default, others[:num_others])
+  return _measured(pool.select_configs(chosen), rng, noise)
 
 
 def layout_module(index: int, *, seed: int = 0, noise: float = NOISE) -> module_lib.Module:
-  """A program with 40 to 100 layout configs, of which the first is the default: dimensions in
-  descending order.
+  """Makes a program with 40 to 100 layout configs; the first is the default.
+
+  The default layouts have all dimensions in descending order.
 
   Args:
-    index: number of the module within the sample.
-    seed: of the sample. Equal numbers and seeds give equal modules.
-    noise: standard deviation of the logarithm of a runtime; 0 leaves the planted cost, rounded
+    index: the number of the module within the sample.
+    seed: the seed of the sample. Equal numbers and seeds give equal modules.
+    noise: the standard deviation of the logarithm of a runtime; 0 leaves the planted cost, rounded
       to ns.
   """
   rng = np.random.default_rng([seed, 1, index])
   program = programs.Program(element_type=programs.pick(rng, ('f32', 'bf16')))
   programs.pick(rng, programs.NETS)(program, rng)
-  # As in the published graphs, some reshapes cannot be configured.
-  chosen = [
-    i
-    for i, op in enumerate(program.ops)
-    if op.opcode in _CONFIGURABLE and (op.opcode != 'reshape' or rng.random() < 0.8)
-  ]
-  shapes = [[program.shape(tensor) for tensor in (i, *program.ops[i].operands)] for i in chosen]
-  node_config_feat = _layouts(shapes, int(rng.integers(40, 100, endpoint=True)), rng)
+  chosen = []
+  shapes = []
+  for i, op in enumerate(program.ops):
+    if op.opcode not in _CONFIGURABLE:
+      continue
+    # As in the published graphs, some reshapes cannot be configured.
+    if op.opcode == 'reshape' and rng.random() >= 0.8:
+      continue
+    chosen.append(i)
+    shapes.append([program.shape(tensor) for tensor in (i, *op.operands)])
+  c = int(rng.integers(40, 100, endpoint=True))
+  node_config_feat = _layouts(shapes, c, rng)
   module = _unmeasured(
     program,
     'layout',
     index,
-    len(node_config_feat),
+    c,
     node_config_ids=np.array(chosen, np.int64),
     node_config_feat=node_config_feat,
   )
@@ -249,6 +262,7 @@ def layout_module(index: int, *, seed: int = 0, noise: float = NOISE) -> module_
 def _unmeasured(
   program: programs.Program, kind: str, index: int, c: int, **configs: Any
 ) -> module_lib.Module:
+  """Makes a module of `c` configs without runtimes; `configs` are the arrays of the configs."""
   return module_lib.Module(
     module_id=f'synthetic_{kind}_{index:04d}',
     kind=kind,
@@ -262,9 +276,10 @@ def _unmeasured(
 def _measured(
   module: module_lib.Module, rng: np.random.Generator, noise: float
 ) -> module_lib.Module:
-  """`module` with runtimes and its configs numbered anew; the first is the default."""
+  """Adds runtimes to a module, and numbers its configs again; the first is the default."""
   c = module.num_configs
-  runtime = np.rint(planted_cost(module) * np.exp(noise * rng.standard_normal(c))).astype(np.int64)
+  factor = np.exp(noise * rng.standard_normal(c))
+  runtime = np.rint(planted_cost(module) * factor).astype(np.int64)
   normalizers = np.full(c, runtime[0]) if module.kind == 'tile' else None
   return dataclasses.replace(
     module, config_id=np.arange(c), config_runtime=runtime, config_runtime_normalizers=normalizers
@@ -275,15 +290,18 @@ def _measured(
 
 
 def planted_cost(module: module_lib.Module) -> np.ndarray:
-  """Time of each config of a module of the sample without noise, ns, float64 [C], from its
-  features alone.
+  """Returns the time of each config without noise, in ns, float64 [C], from the features alone.
 
-  Tile: number of tiles times (a start, and the longer of computing a tile and moving it, padded
-  to whole registers); a tile takes longer where two of them exceed the fast memory.
+  Tile: the number of tiles times the time of a tile, which is a start and the longer of computing
+  the tile and moving it, padded to whole registers. A tile takes longer if two tiles exceed the
+  fast memory.
 
-  Layout: each configurable op computes and moves its tensors, padded to whole registers along
-  the dimensions that its layouts make minor-most; a tensor that one configurable op makes in
-  another layout than the next one reads it in is copied on the way.
+  Layout: each configurable op computes and moves its tensors, padded to whole registers along the
+  dimensions that its layouts make minor-most. A tensor is copied on the way if one configurable op
+  makes it in another layout than the next configurable op reads.
+
+  Args:
+    module: a module of the sample.
   """
   return _tile_cost(module) if module.kind == 'tile' else _layout_cost(module)
 
@@ -292,12 +310,12 @@ class _Graph:
   """The ops of a module as read back from its features.
 
   Attributes:
-    names: opcode of each op.
-    shapes: dimensions of each op's tensor.
-    elements: number of values in it, float64 [N].
-    bytes: its size, float64 [N].
-    operands: indices of each op's operands, ascending. The features do not tell input and kernel
-      apart: programs of the sample make the input first.
+    names: the opcode of each op.
+    shapes: the dimensions of each op's tensor.
+    elements: the number of values in each op's tensor, float64 [N].
+    bytes: the size of each op's tensor, float64 [N].
+    operands: the indices of each op's operands, ascending. The features do not distinguish input
+      and kernel: programs of the sample make the input first.
   """
 
   def __init__(self, module: module_lib.Module):
@@ -306,32 +324,29 @@ class _Graph:
     self.names = [features.opcode_names()[opcode] for opcode in module.node_opcode]
     self.shapes = [tuple(int(size) for size in row if size) for row in feat[:, first : first + 6]]
     self.elements = feat[:, columns['shape_dimensions_product']]
-    self.bytes = self.elements * sum(
+    element_bytes = sum(
       size * feat[:, columns[f'shape_element_type_is_{name}']]
       for name, size in _ELEMENT_BYTES.items()
     )
+    self.bytes = self.elements * element_bytes
     self.operands: list[list[int]] = [[] for _ in self.names]
     for consumer, operand in module.edge_index.tolist():
       self.operands[consumer].append(operand)
 
   def multiplications(self, op: int) -> float:
-    """Multiplications in a convolution or dot; none in other ops."""
+    """Returns the number of multiplications in a convolution or dot; 0 for other ops."""
     if self.names[op] not in ('convolution', 'dot'):
       return 0.0
     source, kernel = self.operands[op]
     if self.names[op] == 'convolution':
       return self.elements[op] * self.elements[kernel] / self.shapes[kernel][-1]
-    # b m k n from the sizes of [b, m, k] x [b, k, n] -> [b, m, n], since features do not tell which
-    # dimension is k.
-    return math.sqrt(
-      self.elements[op]
-      * self.elements[source]
-      * self.elements[kernel]
-      / math.prod(self.shapes[op][:-2])
-    )
+    # The features do not show which dimension of [b, m, k] x [b, k, n] -> [b, m, n] is k. The
+    # numbers of values give b m k n: (b m n) (b m k) (b k n) / b = (b m k n)^2.
+    elements = self.elements[op] * self.elements[source] * self.elements[kernel]
+    return math.sqrt(elements / math.prod(self.shapes[op][:-2]))
 
   def makers(self, tensor: int, among: Container[int]) -> list[int]:
-    """The ops of `among` that make `tensor`, or tensors from which it is made value by value."""
+    """Returns the ops of `among` that make `tensor`, directly or via elementwise ops."""
     found, pending, seen = [], [tensor], {tensor}
     while pending:
       op = pending.pop()
@@ -344,11 +359,10 @@ class _Graph:
 
 
 def _tile_cost(module: module_lib.Module) -> np.ndarray:
-  assert module.config_feat is not None  # Of this kind.
+  assert module.config_feat is not None  # Tile modules have it.
   graph = _Graph(module)
-  body = np.flatnonzero(
-    module.computation < module.computation[-1]
-  )  # The entry behind it only calls the fusion.
+  # The last computation is the entry, which only calls the fusion.
+  body = np.flatnonzero(module.computation < module.computation[-1])
   root = body[-1]
   kernel_tile, output_tile, input_tile = (
     module.config_feat[:, first : first + 6].astype(np.float64) for first in (0, 8, 16)
@@ -356,9 +370,7 @@ def _tile_cost(module: module_lib.Module) -> np.ndarray:
   rank = len(graph.shapes[root])
 
   def value_bytes(tensor: int) -> float:
-    """Bytes that are moved for each value of `tensor`, together with the parameters that come in
-    tiles like it.
-    """
+    """Returns the bytes moved per value of `tensor`, with the parameters tiled like `tensor`."""
     alike = [
       op
       for op in body
@@ -366,73 +378,74 @@ def _tile_cost(module: module_lib.Module) -> np.ndarray:
     ]
     return sum(graph.bytes[op] for op in {tensor, *alike}) / graph.elements[tensor]
 
-  # All that follows is [C].
+  # All arrays from here on are [C].
   tiles = np.prod(np.ceil(graph.shapes[root] / output_tile[:, :rank]), axis=1)
   values = _padded_size(output_tile, rank)
   output_bytes = values * value_bytes(root)
-  work = (
-    sum(_WORK.get(graph.names[op], 0.0) * graph.elements[op] for op in body) / graph.elements[root]
-  )
+  total_work = sum(_WORK.get(graph.names[op], 0.0) * graph.elements[op] for op in body)
+  work = total_work / graph.elements[root]
   vector_ns = values * work / _VECTOR_RATE
-  input_bytes, matrix_ns, steps = np.zeros_like(tiles), np.zeros_like(tiles), np.ones_like(tiles)
+  input_bytes = np.zeros_like(tiles)
+  matrix_ns = np.zeros_like(tiles)
+  steps = np.ones_like(tiles)
   for op in body:
     if graph.names[op] == 'reduce':
       source = max(graph.operands[op], key=lambda operand: graph.elements[operand])
       input_bytes = _padded_size(input_tile, len(graph.shapes[source])) * value_bytes(source)
     elif graph.names[op] in ('convolution', 'dot'):
       source, kernel = graph.operands[op]
-      depth, kernel_rank = graph.shapes[kernel][-2], len(graph.shapes[kernel])
+      source_rank, kernel_rank = len(graph.shapes[source]), len(graph.shapes[kernel])
+      depth = graph.shapes[kernel][-2]
       depth_tile = kernel_tile[:, kernel_rank - 2]
-      steps = np.ceil(
-        depth / depth_tile
-      )  # Over the contracted dimension, which add up to one tile of the output.
+      # The steps over the contracted dimension add up to one tile of the output.
+      steps = np.ceil(depth / depth_tile)
       window = np.prod(kernel_tile[:, : kernel_rank - 2], axis=1)
       matrix_ns = values * window * _round_up(depth_tile, _LANES) / _MATRIX_RATE
-      input_bytes = _padded_size(input_tile, len(graph.shapes[source])) * value_bytes(
-        source
-      ) + _padded_size(kernel_tile, kernel_rank) * value_bytes(kernel)
+      source_bytes = _padded_size(input_tile, source_rank) * value_bytes(source)
+      kernel_bytes = _padded_size(kernel_tile, kernel_rank) * value_bytes(kernel)
+      input_bytes = source_bytes + kernel_bytes
   compute_ns = matrix_ns + vector_ns / steps
   move_ns = (input_bytes + output_bytes / steps) / _BYTE_RATE
   spill = np.clip(2 * (input_bytes + output_bytes) / _FAST_BYTES - 1, 0, _MAX_SPILL)
   step_ns = _TILE_NS + np.maximum(compute_ns, move_ns) * (1 + spill)
-  return (
-    _LAUNCH_NS + tiles * steps * step_ns + np.minimum(compute_ns, move_ns)
-  )  # The first tile cannot overlap.
+  # Computing overlaps with moving, except for the first tile.
+  first_ns = np.minimum(compute_ns, move_ns)
+  return _LAUNCH_NS + tiles * steps * step_ns + first_ns
 
 
 def _layout_cost(module: module_lib.Module) -> np.ndarray:
   ids, configs = module.node_config_ids, module.node_config_feat
-  assert ids is not None  # Both: of this kind.
+  assert ids is not None  # Layout modules have both arrays.
   assert configs is not None
   graph = _Graph(module)
   config_of_op = {op: i for i, op in enumerate(ids.tolist())}
 
   def layout(op: int, tensor: int) -> np.ndarray:
-    """int8 [C, rank], minor to major; tensor 0 is the output, 1 the input, 2 the kernel."""
+    """Returns the layout of one tensor of an op, int8 [C, rank], minor to major.
+
+    Tensor 0 is the output, 1 the input, 2 the kernel.
+    """
     rank = len(graph.shapes[(op, *graph.operands[op])[tensor]])
     return configs[:, config_of_op[op], 6 * tensor : 6 * tensor + rank]
 
-  cost = np.full(
-    module.num_configs, _LAUNCH_NS
-  )  # Other ops are thought of as fused into these, at no cost.
+  # Other ops cost nothing, as if they were fused into the configurable ones.
+  cost = np.full(module.num_configs, _LAUNCH_NS)
   for op in config_of_op:
     tensors = (op, *graph.operands[op])
-    padding = [
-      _padding(graph.shapes[tensor], layout(op, i)) for i, tensor in enumerate(tensors)
-    ]  # Each [C].
-    move_ns = (
-      sum(graph.bytes[tensor] * factor for tensor, factor in zip(tensors, padding, strict=True))
-      / _BYTE_RATE
+    padding = [_padding(graph.shapes[tensor], layout(op, i)) for i, tensor in enumerate(tensors)]
+    # All arrays from here on are [C].
+    padded_bytes = sum(
+      graph.bytes[tensor] * factor for tensor, factor in zip(tensors, padding, strict=True)
     )
-    cost += np.maximum(move_ns, graph.multiplications(op) * padding[0] / _MATRIX_RATE)
+    move_ns = padded_bytes / _BYTE_RATE
+    compute_ns = graph.multiplications(op) * padding[0] / _MATRIX_RATE
+    cost += np.maximum(move_ns, compute_ns)
     for i, operand in enumerate(graph.operands[op], start=1):
       for maker in graph.makers(operand, config_of_op):
         made, read = layout(maker, 0), layout(op, i)
-        passes = np.where(
-          (made[:, :1] != read[:, :1]).any(axis=1),
-          _MINOR_PASSES,
-          np.where((made != read).any(axis=1), _MAJOR_PASSES, 0),
-        )
+        moves_minor = (made[:, :1] != read[:, :1]).any(axis=1)
+        moves_any = (made != read).any(axis=1)
+        passes = np.where(moves_minor, _MINOR_PASSES, np.where(moves_any, _MAJOR_PASSES, 0))
         cost += passes * graph.bytes[operand] / _BYTE_RATE
   return cost
 
@@ -442,7 +455,12 @@ def _round_up(sizes: np.ndarray, multiple: int) -> np.ndarray:
 
 
 def _padded_size(tile: np.ndarray, rank: int) -> np.ndarray:
-  """Values in tiles [C, >= rank] in descending layout, padded to whole registers: [C]."""
+  """Returns the number of values in tiles, padded to whole registers, [C].
+
+  Args:
+    tile: the tiles' sizes, [C, >= rank], in descending layout.
+    rank: the number of dimensions.
+  """
   sizes = tile[:, :rank][:, ::-1].copy()
   for position, multiple in enumerate(_REGISTER[:rank]):
     sizes[:, position] = _round_up(sizes[:, position], multiple)
@@ -450,8 +468,11 @@ def _padded_size(tile: np.ndarray, rank: int) -> np.ndarray:
 
 
 def _padding(shape: Sequence[int], layout: np.ndarray) -> np.ndarray:
-  """By how much padding to whole registers enlarges a tensor in layouts [C, rank], minor to
-  major: [C].
+  """Returns the factors by which padding to whole registers enlarges a tensor, [C].
+
+  Args:
+    shape: the tensor's dimensions.
+    layout: the tensor's layouts, [C, rank], minor to major.
   """
   factor = np.ones(len(layout))
   for position, multiple in enumerate(_REGISTER[: len(shape)]):
@@ -464,27 +485,29 @@ def _padding(shape: Sequence[int], layout: np.ndarray) -> np.ndarray:
 
 
 def _tilings(kernel: programs.Kernel, rng: np.random.Generator) -> np.ndarray:
-  """Distinct tilings, float32 [T, 24]; see `features.tile_feature_names`."""
+  """Returns distinct tilings, float32 [T, 24]; see `features.tile_feature_names`."""
   tiles = np.stack([rng.choice(_tile_sizes(size), _TILINGS_TRIED) for size in kernel.sizes], axis=1)
   tiles = np.unique(tiles, axis=0)
   blocks = np.zeros((len(tiles), 3, 8), np.int64)
   for block, bounds in zip(blocks.swapaxes(0, 1), kernel.bounds(tiles), strict=True):
-    if bounds.shape[1]:  # The product of no bounds is 0 here, unlike in node features.
+    # Without bounds the product stays 0, unlike in node features.
+    if bounds.shape[1]:
       block[:, : bounds.shape[1]] = bounds
       block[:, 6], block[:, 7] = bounds.sum(axis=1), bounds.prod(axis=1)
   return blocks.reshape(len(tiles), -1).astype(np.float32)
 
 
 def _tile_sizes(size: int) -> list[int]:
-  """Powers of two and three times these, up to `size`, and its large divisors."""
+  """Returns the powers of two and their triples up to `size`, and the large divisors of `size`."""
   round_sizes = {factor << i for factor in (1, 3) for i in range(size.bit_length())}
   divisors = {size // parts for parts in range(1, 8) if size % parts == 0}
   return sorted(tile for tile in round_sizes | divisors if tile <= size)
 
 
 def _rule_of_thumb(config_feat: np.ndarray) -> np.ndarray:
-  """What the made-up compiler goes by, higher first: large and wide tiles that fit well into the
-  fast memory.
+  """Returns the made-up compiler's score of each tiling, higher is better, [T].
+
+  The score prefers large and wide tiles that fit well into the fast memory.
   """
   rank = np.count_nonzero(config_feat[0, 8:14])
   size = config_feat[:, 7] + config_feat[:, 15] + config_feat[:, 23]
@@ -494,8 +517,12 @@ def _rule_of_thumb(config_feat: np.ndarray) -> np.ndarray:
 def _layouts(
   shapes: Sequence[Sequence[Sequence[int]]], count: int, rng: np.random.Generator
 ) -> np.ndarray:
-  """Distinct layouts of ops with outputs, inputs and kernels of these shapes, int8 [count, NC,
-  18]; see `Module`.
+  """Returns distinct layouts, int8 [count, NC, 18], the default first; see `Module`.
+
+  Args:
+    shapes: for each of the NC ops, the shapes of its output, input and kernel.
+    count: the number of layouts.
+    rng: the source of random numbers.
   """
   default = np.full((len(shapes), 3, features.LAYOUT_DIMENSIONS), -1, np.int8)
   for i, tensors in enumerate(shapes):
@@ -503,30 +530,30 @@ def _layouts(
       default[i, tensor, : len(shape)] = _descending(len(shape))
   configs = {default.tobytes(): default}
   while len(configs) < count:
-    # Some configs change few ops, others most, all in a row; most have one idea for all tensors
-    # that they change.
-    length = (
-      int(rng.integers(1, 3))
-      if rng.random() < 0.3
-      else int(len(shapes) * rng.uniform(0.3, 1.1)) + 1
-    )
+    # Some configs change one or two ops in a row, the others a large share of them.
+    if rng.random() < 0.3:
+      length = int(rng.integers(1, 3))
+    else:
+      length = int(len(shapes) * rng.uniform(0.3, 1.1)) + 1
     start = rng.integers(1 - length, len(shapes))
-    idea = int(rng.integers(60)) if rng.random() < 0.7 else None  # 60: of all ranks a multiple.
+    # Most configs have one idea for all tensors that they change. 60 is a multiple of every rank.
+    idea = int(rng.integers(60)) if rng.random() < 0.7 else None
     config = default.copy()
     for i in range(max(start, 0), min(start + length, len(shapes))):
       for tensor, shape in enumerate(shapes[i]):
         config[i, tensor, : len(shape)] = _layout(shape, idea, rng)
     configs.setdefault(config.tobytes(), config)
-  return np.stack(list(configs.values())).reshape(count, len(shapes), features.NUM_LAYOUT_FEATURES)
+  layouts = np.stack(list(configs.values()))
+  return layouts.reshape(count, len(shapes), features.NUM_LAYOUT_FEATURES)
 
 
 def _layout(shape: Sequence[int], idea: int | None, rng: np.random.Generator) -> list[int]:
-  """A layout, minor to major: usually descending but for the minor-most dimension, which `idea`
-  or chance picks.
+  """Returns a layout, minor to major, usually descending but for the minor-most dimension.
+
+  `idea` picks the minor-most dimension; if it is None, chance does.
   """
-  good = [
-    dimension for dimension, size in enumerate(shape) if size >= _SUBLANES
-  ]  # Smaller ones fill no register.
+  # Smaller dimensions do not fill a register.
+  good = [dimension for dimension, size in enumerate(shape) if size >= _SUBLANES]
   if not good:
     return _descending(len(shape))
   minor = good[idea % len(good)] if idea is not None else programs.pick(rng, good)

@@ -1,14 +1,15 @@
-"""Downloads of large files by HTTP that survive a broken connection, a restart, and a file that
-changes meanwhile.
+"""Downloads of large files via HTTP.
+
+They survive a broken connection, a restart, and a file that changes on the server meanwhile.
 
 ```
 server = transfer.Server('https://example.org/data')
 server.fetch(server.look('big.tar'), 'big.tar', terminal.Progress(sys.stderr))
 ```
 
-What has been received of `big.tar` is in `big.tar.partial`. Of which version of the file it is a
-part is told by
-`big.tar.partial.json`; only this one is gone on with, by a Range request.
+The bytes of `big.tar` received so far are in `big.tar.partial`. `big.tar.partial.json` names the
+version of the file that they belong to; only a download of this version is resumed, with a Range
+request.
 """
 
 from __future__ import annotations
@@ -33,20 +34,21 @@ from tpu_graphs import errors
 from tpu_graphs import terminal
 
 _BLOCK_BYTES = 1 << 20
-_RETRIED = frozenset((408, 425, 429, 500, 502, 503, 504))  # HTTP status codes that may pass.
+# HTTP status codes of failures that may pass.
+_RETRIED = frozenset((408, 425, 429, 500, 502, 503, 504))
 _NO_SUCH_RANGE = 416
 _LONGEST_WAIT_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Remote:
-  """A file as the server tells of it.
+  """A file as the server describes it.
 
   Attributes:
-    url: of the file.
-    size: in bytes.
-    version: its ETag or else its date; equal ones mean equal content. Empty where the server
-      tells neither.
+    url: the file's URL.
+    size: the file's size in bytes.
+    version: the file's ETag, or its date if there is no ETag; equal versions mean equal content.
+      Empty if the server reports neither.
   """
 
   url: str
@@ -59,7 +61,7 @@ class _TransferError(Exception):
 
   Attributes:
     unreachable: whether no connection was made at all.
-    restart: whether what has been received is of no use.
+    restart: whether the bytes received so far are of no use.
   """
 
   def __init__(self, message: str, *, unreachable: bool = False, restart: bool = False):
@@ -70,13 +72,15 @@ class _TransferError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Server:
-  """Where the archives are, and how patient to be.
+  """A server that holds archives, and how patiently to wait for it.
 
   Attributes:
-    base_url: http or https URL of the folder of the archives.
-    attempts: how often in a row a transfer may fail without having received more than ever before.
-    first_wait_s: seconds before the second attempt; they double up to a minute.
-    timeout_s: seconds without an answer after which an attempt has failed.
+    base_url: the http or https URL of the folder of the archives.
+    attempts: the number of failures in a row that end a transfer. The count restarts when more
+      bytes than ever before were received.
+    first_wait_s: the seconds before the second attempt; each further wait is twice as long, up to a
+      minute.
+    timeout_s: the seconds without an answer after which an attempt has failed.
   """
 
   base_url: str
@@ -87,43 +91,44 @@ class Server:
   def __post_init__(self):
     if not re.match(r'https?://[^/]', self.base_url):
       raise errors.InputError(
-        'no URL', where='--base_url', found=self.base_url, expected='http://… or https://…'
+        'not a URL', where='--base_url', found=self.base_url, expected='http://… or https://…'
       )
 
   def look(self, name: str) -> Remote:
-    """Asks for size and version of the file `name`.
+    """Asks the server for size and version of the file `name`.
 
     Raises:
-      InputError: there is no such file, or no such server.
+      InputError: the file or the server does not exist.
     """
     url = f'{self.base_url.rstrip("/")}/{name}'
     return self._patiently(lambda: self._head(url), url, lambda: 0, wait_for_network=False)
 
   def fetch(self, remote: Remote, path: str, progress: terminal.Progress | None = None) -> None:
-    """Downloads a file to `path`, going on with what an earlier call left in `path`.partial.
+    """Downloads a file to `path`, and resumes if an earlier call left `path`.partial.
 
     Raises:
-      InputError: it failed time and again, or the file cannot be written.
+      InputError: too many attempts failed, or the file cannot be written.
     """
     partial = f'{path}.partial'
-    version = [remote]  # Of the next attempt.
+    current = remote
 
     def attempt() -> None:
+      nonlocal current
       try:
-        self._transfer(version[0], partial, progress)
+        self._transfer(current, partial, progress)
       except _TransferError as error:
         if error.restart:
           os.remove(f'{partial}.json')
-        with contextlib.suppress(_TransferError):  # It may have changed.
-          version[0] = self._head(remote.url)
+        # The file may have changed on the server, so the next attempt expects the present version.
+        with contextlib.suppress(_TransferError):
+          current = self._head(remote.url)
         raise
 
     def length() -> int:
       return os.path.getsize(partial) if os.path.exists(partial) else 0
 
-    self._patiently(
-      attempt, remote.url, length, wait_for_network=True, tell=progress.tell if progress else None
-    )
+    report = progress.report if progress else None
+    self._patiently(attempt, remote.url, length, wait_for_network=True, report=report)
     os.replace(partial, path)
     os.remove(f'{partial}.json')
 
@@ -134,8 +139,21 @@ class Server:
     length: Callable[[], int],
     *,
     wait_for_network: bool,
-    tell: Callable[[str], None] | None = None,
+    report: Callable[[str], None] | None = None,
   ) -> Any:
+    """Repeats an action until it succeeds, and returns its result.
+
+    Args:
+      action: raises `_TransferError` for a failure that may pass.
+      url: the URL, for messages.
+      length: returns the number of bytes received so far; the count of failures restarts when it
+        has grown.
+      wait_for_network: whether to wait for a server that cannot be reached.
+      report: is called with a line before each wait.
+
+    Raises:
+      InputError: the action failed `attempts` times in a row, or the server cannot be reached.
+    """
     failures, most = 0, length()
     while True:
       try:
@@ -151,16 +169,16 @@ class Server:
           raise errors.InputError(
             'download failed',
             path=url,
-            found=f'{error}, {failures} times',
-            fix='repeat the command to go on',
+            found=f'{error}, {terminal.plural(failures, "time")}',
+            fix='repeat the command to resume',
           ) from error
         wait = min(self.first_wait_s * 2 ** (failures - 1), _LONGEST_WAIT_S)
-        if tell:
-          tell(f'{posixpath.basename(url)}: {error}; again in {wait:.0f} s')
+        if report:
+          report(f'{posixpath.basename(url)}: {error}; trying again in {wait:.0f} s')
         time.sleep(wait)
 
   def _transfer(self, remote: Remote, partial: str, progress: terminal.Progress | None) -> None:
-    """One attempt to make `partial` complete."""
+    """Makes one attempt to complete the file `partial`."""
     start = received(remote, partial)
     with writing(partial), contextlib.ExitStack() as stack:
       file = stack.enter_context(open(partial, 'ab'))
@@ -170,17 +188,16 @@ class Server:
         return
       headers = {'Range': f'bytes={start}-', 'If-Range': remote.version} if start else {}
       response = stack.enter_context(self._open(remote.url, headers))
-      if response.status != 206:  # The server knows no ranges, or not this version.
+      if response.status != 206:
+        # The server does not support ranges, or no longer has this version.
         start = 0
       elif not (response.headers['Content-Range'] or '').startswith(f'bytes {start}-'):
         raise _TransferError(f'asked for bytes {start}-, got {response.headers["Content-Range"]}')
       found = _remote(remote.url, response.headers)
       if found != remote:
-        what = (
-          f'{found.size} bytes instead of {remote.size}'
-          if found.size != remote.size
-          else 'another version'
-        )
+        what = 'another version'
+        if found.size != remote.size:
+          what = f'{found.size} bytes instead of {remote.size}'
         raise _TransferError(f'the file has changed on the server: {what}')
       if progress:
         progress.start(posixpath.basename(remote.url), remote.size, start)
@@ -195,12 +212,15 @@ class Server:
   def _open(
     self, url: str, headers: Mapping[str, str] | None = None, method: str = 'GET'
   ) -> Iterator[http.client.HTTPResponse]:
+    """Opens a URL; the response is closed at the end of the block.
+
+    Raises:
+      _TransferError: a failure that may pass.
+      InputError: the server refuses the file, or the URL is not valid.
+    """
+    all_headers = {'User-Agent': 'tpu-graphs', 'Accept-Encoding': 'identity', **(headers or {})}
     try:
-      request = urllib.request.Request(
-        url,
-        headers={'User-Agent': 'tpu-graphs', 'Accept-Encoding': 'identity', **(headers or {})},
-        method=method,
-      )
+      request = urllib.request.Request(url, headers=all_headers, method=method)
       response = urllib.request.urlopen(request, timeout=self.timeout_s)
     except urllib.error.HTTPError as error:
       error.close()
@@ -213,7 +233,7 @@ class Server:
     except urllib.error.URLError as error:
       raise _TransferError(_reason(error.reason), unreachable=True) from error
     except (http.client.InvalidURL, ValueError) as error:
-      raise errors.InputError('no URL', path=url, found=error, fix='check --base_url') from error
+      raise errors.InputError('not a URL', path=url, found=error, fix='check --base_url') from error
     except (OSError, http.client.HTTPException) as error:
       raise _TransferError(_reason(error)) from error
     with response:
@@ -221,17 +241,18 @@ class Server:
 
 
 def _reason(error: object) -> str:
-  """What an error says, without its number."""
-  return ' '.join(str(getattr(error, 'strerror', None) or error).split()) or type(error).__name__
+  """Returns an error's message in one line, without its number."""
+  message = str(getattr(error, 'strerror', None) or error)
+  return ' '.join(message.split()) or type(error).__name__
 
 
 def _note(remote: Remote) -> str:
-  """What is kept beside a partial file, to know later of which file it is a part."""
+  """Returns the text kept beside a partial file, which identifies the file and its version."""
   return json.dumps(dataclasses.asdict(remote))
 
 
 def received(remote: Remote, partial: str) -> int:
-  """How many bytes of just this version of a file `partial` holds; 0 where that cannot be known."""
+  """Returns how many bytes of this version of a file `partial` holds; 0 if that is unknown."""
   try:
     size = os.path.getsize(partial)
     known = pathlib.Path(f'{partial}.json').read_text() == _note(remote)
@@ -241,21 +262,21 @@ def received(remote: Remote, partial: str) -> int:
 
 
 def _remote(url: str, headers: email.message.Message) -> Remote:
-  """What the headers of an answer tell."""
+  """Returns the file that the headers of an answer describe."""
   whole = re.fullmatch(r'bytes \d+-\d+/(\d+)', headers.get('Content-Range') or '')
   size = whole[1] if whole else headers.get('Content-Length') or ''
   if not size.isascii() or not size.isdigit():
     raise errors.InputError(
-      'server tells no size',
+      'server does not report the size of the file',
       path=url,
       found=f'Content-Length {size or "missing"}',
       expected='a number of bytes',
       fix='give the --base_url of another server',
     )
-  etag = headers.get('ETag') or ''  # A weak one, W/"…", does not promise equal bytes.
-  return Remote(
-    url, int(size), etag if etag.startswith('"') else headers.get('Last-Modified') or ''
-  )
+  version = headers.get('ETag') or ''
+  if not version.startswith('"'):  # A weak ETag, W/"…", does not promise equal bytes.
+    version = headers.get('Last-Modified') or ''
+  return Remote(url, int(size), version)
 
 
 def _receive(
@@ -265,14 +286,13 @@ def _receive(
   size: int,
   progress: terminal.Progress | None,
 ) -> None:
-  """Writes the body of an answer, the bytes `start` to `size` of a file."""
+  """Writes the body of an answer to `file`: the bytes from `start` to `size`."""
   file.truncate(start)
   file.seek(start)
   while file.tell() < size:
+    # `read1` returns the bytes that have arrived, so that a broken connection loses none of them.
     try:
-      block = response.read1(
-        min(_BLOCK_BYTES, size - file.tell())
-      )  # What has come, so that a break loses nothing.
+      block = response.read1(min(_BLOCK_BYTES, size - file.tell()))
     except (OSError, http.client.HTTPException) as error:
       raise _TransferError(_reason(error)) from error
     if not block:
@@ -284,7 +304,7 @@ def _receive(
 
 @contextlib.contextmanager
 def writing(path: str) -> Iterator[None]:
-  """Turns what the file system refuses into an `InputError`."""
+  """Turns errors of the file system inside the block into an `InputError`."""
   try:
     yield
   except OSError as error:
@@ -292,5 +312,5 @@ def writing(path: str) -> Iterator[None]:
       'cannot write',
       path=path,
       found=error.strerror or error,
-      fix='mend this, then repeat the command to go on',
+      fix='fix this, then repeat the command to resume',
     ) from error

@@ -1,7 +1,7 @@
-"""Members of zip files, read and written by ISA-L: it inflates in half the time of zlib, and
-compresses in a quarter.
+"""Reads and writes members of zip files with ISA-L.
 
-All else is left to zipfile: it finds the members, and refuses what it cannot read.
+ISA-L inflates in half the time of zlib, and compresses in a quarter. The rest is left to zipfile,
+which finds the members and refuses what it cannot read.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ import zlib
 
 from isal import isal_zlib
 
-_INPUT_BYTES, _OUTPUT_BYTES = (
-  32 << 10,
-  256 << 10,
-)  # Inflated at a time: what stays in the cache of a core.
-_LEVEL = 1  # Of compression. Higher ones of ISA-L give hardly less.
+# So much is inflated at a time: it stays in the cache of a core.
+_INPUT_BYTES = 32 << 10
+_OUTPUT_BYTES = 256 << 10
+_LEVEL = 1  # Higher compression levels of ISA-L hardly make the data smaller.
 
 
 class Reader:
-  """Reads a member from its start on. With its last byte, its checksum is compared.
+  """A reader of one member from its start; with the last byte, the checksum is compared.
 
   Attributes:
     position: number of bytes that have been read.
   """
 
   def __init__(self, archive: zipfile.ZipFile, name: str):
-    """Opens the member `name` of `archive`; raises what zipfile raises on a damaged one."""
+    """Opens the member `name` of `archive`; raises what zipfile raises if it is damaged."""
     self._info = archive.getinfo(name)
     self._crc = 0
     self._inflating = None
@@ -38,20 +37,24 @@ class Reader:
     if info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
       if info.compress_type == zipfile.ZIP_DEFLATED:
         self._inflating = isal_zlib.decompressobj(-zlib.MAX_WBITS)
-      info = copy.copy(info)  # From here on zipfile gives the bytes as they are in the file.
+      # With this copy, zipfile returns the bytes as they are in the file.
+      info = copy.copy(info)
       info.compress_type, info.file_size = zipfile.ZIP_STORED, info.compress_size
       del info.CRC
     self._file = archive.open(info)
 
   def read(self, size: int) -> bytes:
-    """The next `size` bytes, fewer only where the member ends.
+    """Reads the next `size` bytes, or fewer if the member ends.
 
     Raises:
-      BadZipFile: the data is damaged, or its checksum is another.
+      BadZipFile: the data is damaged, or its checksum differs.
     """
     size = min(size, self._info.file_size - self.position)
     pieces = []
-    while size and (piece := self._next(min(size, _OUTPUT_BYTES))):
+    while size:
+      piece = self._next(min(size, _OUTPUT_BYTES))
+      if not piece:
+        break
       pieces.append(piece)
       self._crc = isal_zlib.crc32(piece, self._crc)
       self.position += len(piece)
@@ -61,7 +64,7 @@ class Reader:
     return pieces[0] if len(pieces) == 1 else b''.join(pieces)
 
   def _next(self, size: int) -> bytes:
-    """At least one and at most `size` of the bytes that follow; none at the end of the data."""
+    """Reads at least one and at most `size` of the next bytes; none at the end of the data."""
     if self._inflating is None:
       return self._file.read(size)
     try:
@@ -70,28 +73,38 @@ class Reader:
         piece = self._inflating.decompress(data, size)
         if piece or not data or self._inflating.eof:
           return piece
-    except isal_zlib.error as error:  # type: ignore[misc]  # Its stub takes the class for an instance.
+    # The stub of ISA-L declares the class as an instance.
+    except isal_zlib.error as error:  # type: ignore[misc]
       raise zipfile.BadZipFile(f'{error} in file {self._info.filename!r}') from error
 
 
 def write_member(archive: zipfile.ZipFile, name: str, blocks: Iterable[bytes | memoryview]) -> None:
-  """Writes `blocks`, one after the other, as the member `name` of an archive opened for writing
-  with ZIP_DEFLATED.
+  """Writes `blocks`, one after the other, as one member of an archive.
+
+  Args:
+    archive: an archive that was opened for writing with ZIP_DEFLATED.
+    name: the member's name.
+    blocks: the member's content.
   """
+  compressor = isal_zlib.compressobj(_LEVEL, isal_zlib.DEFLATED, -zlib.MAX_WBITS)
   with archive.open(name, 'w', force_zip64=True) as member:
-    member._compressor = isal_zlib.compressobj(  # type: ignore[attr-defined]  # zipfile knows zlib only.
-      _LEVEL, isal_zlib.DEFLATED, -zlib.MAX_WBITS
-    )
+    # zipfile has no option for another compressor than zlib.
+    member._compressor = compressor  # type: ignore[attr-defined]
     for block in blocks:
       member.write(block)
 
 
 def directory_start(file: BinaryIO) -> int:
-  """Where in an open, seekable file the directory of a zip archive begins, which reaches to the
-  end; 0 if it is none.
+  """Returns the offset of the directory of a zip archive, which reaches to the end of the file.
 
-  The directory has size and CRC-32 of each member, so it tells of two archives whether they hold
-  the same, without the members being read. It tells nothing of damage done to them afterwards.
+  The directory holds size and CRC-32 of each member, so two archives can be compared without
+  reading their members. It does not show whether the members were damaged afterwards.
+
+  Args:
+    file: an open, seekable file.
+
+  Returns:
+    The offset in bytes; 0 if the file is not a zip archive.
   """
   try:
     return zipfile.ZipFile(file).start_dir

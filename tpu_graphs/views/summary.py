@@ -1,4 +1,4 @@
-"""What files of measured programs hold, in numbers.
+"""Summaries of files of measured programs in numbers.
 
 ```
 file = summary.summarize(readers.from_file('kernels.pb'))
@@ -20,9 +20,8 @@ from tpu_graphs import hlo
 from tpu_graphs.modules import features
 from tpu_graphs.modules import module as module_lib
 
-UNKNOWN = features.opcode_names()[
-  features.UNKNOWN_OPCODE
-]  # Stands for opcodes whose names the source does not tell.
+# Stands for opcodes whose names the source does not give.
+UNKNOWN = features.opcode_names()[features.UNKNOWN_OPCODE]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,11 +38,11 @@ class Contents:
     distinct_configs: number of configs that differ from each other, by module.
     fastest_ns: the lowest runtime in ns; None where nothing is measured.
     slowest_ns: the highest runtime in ns; None where nothing is measured.
-    best_ratio: the best runtime over that of the default config, of several modules the
-      geometric mean; None where it is not known. Tile: of the best config by runtime / normalizer.
-    opcodes: opcode -> number of ops, the most frequent first; without unknown ones.
-    unknown_opcodes: the same of opcodes that the table lacks; `UNKNOWN` where the source tells
-      no names.
+    best_ratio: the best runtime over the runtime of the default config, for tile the lowest
+      runtime / normalizer, for several modules the geometric mean; None where not known.
+    opcodes: opcode -> number of ops, the most frequent first; without unknown opcodes.
+    unknown_opcodes: opcode that the table lacks -> number of ops, the most frequent first;
+      `UNKNOWN` where the source gives no names.
     dropped_runs: reason -> number of runs that are not among the configs.
   """
 
@@ -64,10 +63,10 @@ class Contents:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModuleSummary(Contents):
-  """What one module holds.
+  """The numbers of one module.
 
   Attributes:
-    module_id: as in `Module`.
+    module_id: the module's name.
     kind: 'tile' or 'layout'.
   """
 
@@ -77,11 +76,11 @@ class ModuleSummary(Contents):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileSummary:
-  """What one file holds.
+  """The numbers of one file.
 
   Attributes:
     type_name: type of the file, as in `hlo.Extraction`.
-    modules: its modules.
+    modules: the file's modules.
     skipped: reason -> number of modules of the file that are not read.
   """
 
@@ -91,11 +90,12 @@ class FileSummary:
 
   @property
   def total(self) -> Contents:
+    """Returns the numbers of all modules together."""
     return total(self.modules)
 
 
 def summarize(extraction: hlo.Extraction) -> FileSummary:
-  """What a file holds, from what `readers.from_file` returns."""
+  """Summarizes a file, as `readers.from_file` returns it."""
   return FileSummary(
     type_name=extraction.type_name,
     skipped=dict(extraction.skipped),
@@ -104,11 +104,14 @@ def summarize(extraction: hlo.Extraction) -> FileSummary:
 
 
 def summarize_module(module: module_lib.Module) -> ModuleSummary:
-  """What a module holds; 100,000 configs take about a second."""
+  """Summarizes a module; 100,000 configs take about a second."""
   measured = module.config_runtime != module_lib.UNMEASURED
   runtime = module.config_runtime[measured]
   counts = np.bincount(module.node_opcode, minlength=features.NUM_OPCODES).tolist()
-  unnamed = counts[features.UNKNOWN_OPCODE] - sum(module.unknown_opcodes.values())
+  unknown = dict(module.unknown_opcodes)
+  unnamed = counts[features.UNKNOWN_OPCODE] - sum(unknown.values())
+  if unnamed:
+    unknown[UNKNOWN] = unnamed
   known = {name: counts[opcode] for name, opcode in features.opcodes().items() if counts[opcode]}
   return ModuleSummary(
     module_id=module.module_id,
@@ -124,15 +127,13 @@ def summarize_module(module: module_lib.Module) -> ModuleSummary:
     slowest_ns=int(runtime.max()) if runtime.size else None,
     best_ratio=_best_ratio(module, measured),
     opcodes=_by_count(known),
-    unknown_opcodes=_by_count(
-      {**module.unknown_opcodes, **({UNKNOWN: unnamed} if unnamed else {})}
-    ),
+    unknown_opcodes=_by_count(unknown),
     dropped_runs=_by_count(module.dropped_runs),
   )
 
 
 def total(parts: Sequence[Contents]) -> Contents:
-  """The numbers of several modules, or of several files, together."""
+  """Returns the numbers of several modules, or of several files, together."""
 
   def sums(name: str) -> int:
     return sum(getattr(part, name) for part in parts)
@@ -140,7 +141,11 @@ def total(parts: Sequence[Contents]) -> Contents:
   def known(name: str) -> list[Any]:
     return [getattr(part, name) for part in parts if getattr(part, name) is not None]
 
+  def counts(name: str) -> dict[str, int]:
+    return merge_counts(getattr(part, name) for part in parts)
+
   ratios = known('best_ratio')
+  best_ratio = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
   return Contents(
     ops=sums('ops'),
     edges=sums('edges'),
@@ -151,16 +156,15 @@ def total(parts: Sequence[Contents]) -> Contents:
     distinct_configs=sums('distinct_configs'),
     fastest_ns=min(known('fastest_ns'), default=None),
     slowest_ns=max(known('slowest_ns'), default=None),
-    best_ratio=math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None,
-    **{
-      name: merge_counts(getattr(part, name) for part in parts)
-      for name in ('opcodes', 'unknown_opcodes', 'dropped_runs')
-    },
+    best_ratio=best_ratio,
+    opcodes=counts('opcodes'),
+    unknown_opcodes=counts('unknown_opcodes'),
+    dropped_runs=counts('dropped_runs'),
   )
 
 
 def merge_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-  """The sum of each name's counts, the highest first."""
+  """Returns the sum of the counts of each name, the highest first."""
   merged: collections.Counter[str] = collections.Counter()
   for part in counts:
     merged.update(part)
@@ -168,23 +172,24 @@ def merge_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def to_json(file: FileSummary) -> dict[str, Any]:
-  """The summary as values that JSON can hold: `type`, `modules`, `skipped`; names and units are
-  those of the fields.
+  """Returns the summary as values that JSON can hold: `type`, `modules`, `skipped`.
+
+  The modules have the names and units of the fields.
   """
-  modules = [
-    {'module_id': '', 'kind': '', **dataclasses.asdict(module)} for module in file.modules
-  ]  # These two first.
+  # These two keys of a module come first.
+  first = {'module_id': '', 'kind': ''}
+  modules = [{**first, **dataclasses.asdict(module)} for module in file.modules]
   return {'type': file.type_name, 'modules': modules, 'skipped': dict(file.skipped)}
 
 
 def computation_of_op(module: module_lib.Module) -> np.ndarray:
-  """Index of each op's computation, int64 [N], found from the graph where the source tells no
-  more than segments.
+  """Returns the index of each op's computation, int64 [N].
 
-  The files of the public dataset lump computations into segments. But each computation is a
-  range of ops with one root, mostly the last of them, and nothing but the root is used from
-  outside. So the next computation starts at the first op behind a root that no other edge spans.
-  Where that contradicts the segments, these are returned.
+  The computations are found from the graph where the source gives only segments: the files of the
+  public dataset lump computations into segments. But each computation is a range of ops with one
+  root, mostly its last op, and nothing but the root is used from outside. So the next computation
+  starts at the first op behind a root that no other edge spans. Where that contradicts the
+  segments, the segments are returned.
   """
   segment = module_lib.segment_of_op(module.node_splits)
   if not np.array_equal(module.computation, segment):
@@ -206,9 +211,10 @@ def computation_of_op(module: module_lib.Module) -> np.ndarray:
 
 
 def _config_vectors(module: module_lib.Module) -> np.ndarray:
-  """[C, values]: equal rows are equal configs."""
+  """Returns one row for each config, [C, values]; equal rows are equal configs."""
   if module.config_feat is not None:
-    return module.config_feat + np.float32(0)  # Turns -0 into 0: they are compared as bytes.
+    # Rows are compared as bytes, so -0 is turned into 0.
+    return module.config_feat + np.float32(0)
   assert module.node_config_feat is not None
   return module.node_config_feat.reshape(
     module.num_configs, module.num_config_ops * features.NUM_LAYOUT_FEATURES
@@ -218,7 +224,8 @@ def _config_vectors(module: module_lib.Module) -> np.ndarray:
 def _count_distinct(rows: np.ndarray) -> int:
   if rows.size == 0:
     return min(rows.shape[0], 1)
-  return np.unique(np.ascontiguousarray(rows).view(f'V{rows.shape[1] * rows.itemsize}')).size
+  row_bytes = rows.shape[1] * rows.itemsize
+  return np.unique(np.ascontiguousarray(rows).view(f'V{row_bytes}')).size
 
 
 def _best_ratio(module: module_lib.Module, measured: np.ndarray) -> float | None:

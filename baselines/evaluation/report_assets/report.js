@@ -1,9 +1,10 @@
 'use strict';
 
-// The data is columns: a module is an index into `split.modules`, and so into the values of each result.
+// The data is stored by columns: a module is an index into `split.modules` and into the values of each result.
 const data = JSON.parse(document.getElementById('data').textContent);
 const state = {split: 0, run: 0, view: 'all', metric: data.headline[0], module: null};
-const PAGE = 50; // Rows of a table that are shown before they are asked for.
+// Number of rows that a table shows before a click on "Show all".
+const PAGE = 50;
 const SIZE_GROUPS = 6;
 const WORST = 10;
 
@@ -44,7 +45,7 @@ function axisNumber(value) {
   return String(Number(value.toPrecision(3)));
 }
 
-// What is selected.
+// Selection.
 
 const metricOf = name => data.metrics.find(metric => metric.name === name);
 const metric = () => metricOf(state.metric);
@@ -54,14 +55,16 @@ const result = () => resultOf(state.run);
 const judged = run => resultOf(run)?.views[state.view];
 const series = run => `s${run % 6}`;
 const runsShown = () => data.runs.map((_, i) => i).filter(i => judged(i));
-const worse = (a, b) => metric().higher ? a - b : b - a; // Sorts the worst first.
+// Compares two values of the metric, to sort the worst first.
+const worse = (a, b) => metric().higher ? a - b : b - a;
 
 // Tables.
 
 /**
- * A table that sorts by a click on a head.
+ * Makes a table that is sorted by the column whose head is clicked.
  * columns: {label, title, value: row -> number, string or null, show: row -> node or string, text, bar}.
- * sorted: {column, descending}, kept up to date; no column is the order of `rows`. Rows without a value come last.
+ * sorted: {column, descending}, kept up to date; without a column, rows keep their order.
+ * Rows without a value come last.
  */
 function table(caption, columns, rows, sorted) {
   let limit = PAGE;
@@ -128,7 +131,7 @@ function ticksOf(low, high, log, wanted) {
   return ticks;
 }
 
-/** most: where the axis ends at the latest; what lies beyond is cut off. */
+/** Maps values to positions on an axis. The axis ends at `most` at the latest: larger values are cut off. */
 function scale(values, {log = false, from, to, include = [], most = Infinity, pad = 0}, wanted) {
   const all = [...values, ...include];
   let low = all.reduce((a, b) => Math.min(a, b), Infinity);
@@ -142,7 +145,7 @@ function scale(values, {log = false, from, to, include = [], most = Infinity, pa
 }
 
 /**
- * A chart that is drawn anew when its width changes.
+ * Makes a chart that is drawn again when its width changes.
  * lines: {points: [[x, y]], style}; dots: {x, y, style, radius, title, click}; levels: {y, style}.
  */
 function chart(label, x, y, {lines = [], dots = [], levels = [], height = 280}) {
@@ -157,7 +160,8 @@ function chart(label, x, y, {lines = [], dots = [], levels = [], height = 280}) 
     const upward = scale([...points.map(point => point[1]), ...levels.map(level => level.y)],
                          {...y, pad, from: height - bottom, to: top}, height / 45);
     const [w, h] = [width - left - right, height - top - bottom];
-    const inside = {x: left, y: top, width: w, height: h, viewBox: `${left} ${top} ${w} ${h}`}; // Cuts lines off.
+    // The inner drawing cuts off lines at its borders.
+    const inside = {x: left, y: top, width: w, height: h, viewBox: `${left} ${top} ${w} ${h}`};
     const frame = [
       ...upward.ticks.map(tick => [
         drawn('line', {class: 'grid', x1: left, x2: width - right, y1: upward.at(tick), y2: upward.at(tick)}),
@@ -219,11 +223,11 @@ function ruler(name) {
       legend(known.map(([kind, value]) => ['line', marks[kind], `${kind} ${number(value)}`])));
 }
 
-// Tells for how many modules a mean speaks, where that is not all.
+/** Shows the number of modules in a mean, where the metric is undefined for some. */
 function leftOut(model, name) {
   const undefinedFor = model.undefined[name];
-  return undefinedFor ? element('p', {}, `of ${count(model.num_modules - undefinedFor)} of ` +
-      `${counted(model.num_modules, 'module')}; the others have none`) : null;
+  return undefinedFor ? element('p', {}, `over ${count(model.num_modules - undefinedFor)} of ` +
+      `${counted(model.num_modules, 'module')}; not defined for the others`) : null;
 }
 
 function headline() {
@@ -254,9 +258,9 @@ function headline() {
          show: row => row.name in numbers.model.undefined ? count(numbers.model.undefined[row.name]) : number(null)},
       ], rows, {column: null, descending: false});
   return section('numbers', 'How well the configs are ranked',
-      'Means over modules, each counting the same, with 95 % confidence intervals by resampling modules. Random: a ' +
-      'random ranking on average. Default: the compiler\'s own choice, where the data tells it. Oracle: the best ' +
-      'ranking there is.', element('div', {class: 'cards'}, cards), element(
+      'Means over modules, each counting the same, with 95 % confidence intervals from resampled modules. Random: a ' +
+      'random ranking on average. Default: the compiler\'s own choice, where the data records it. Oracle: the best ' +
+      'possible ranking.', element('div', {class: 'cards'}, cards), element(
           'details', {}, element('summary', {}, `All metrics of ${data.runs[state.run].label}`), all.node));
 }
 
@@ -265,7 +269,7 @@ function comparison() {
   if (!found.length) return null;
   return section('comparison', 'Run against run', `Module by module, against ${found[0].base}. Change: the mean of ` +
       'the differences. p: how likely wins and losses are at least as unequal if both were equally good (sign test). ' +
-      'Intervals tell of other modules, not of another training.', found.map(one => [
+      'Intervals hold for other modules, not for another training.', found.map(one => [
         element('h3', {}, `${one.label} against ${one.base}: ${counted(one.modules, 'module')}`),
         table(`${one.label} against ${one.base}`, [
             {label: 'metric', text: true, value: row => metricOf(row.metric).label},
@@ -287,7 +291,7 @@ function curve() {
                  {points: line(judged(shown[0]).randomCurve), style: 'plain dashed'}].filter(one => one.points.length);
   if (!lines.length) return null;
   const fallback = judged(shown[0]).numbers.default[data.metrics.at(-1).name];
-  // A random ranking may be so bad that all others would lie on the ground.
+  // A random ranking may be so bad that all other curves would lie at the bottom of the chart.
   const most = Math.max(1.25 * (fallback ?? 0), 3 * Math.max(...shown.map(run => judged(run).curve[0]))) || Infinity;
   return section('curve', 'Top-k error over k', 'How much slower the best of the k configs predicted fastest is than ' +
       'the best of all: what trying k configs is worth. Mean over modules.',
@@ -321,16 +325,16 @@ function modules() {
   const sorted = {column: 3 + data.metrics.indexOf(metric()), descending: !metric().higher};
   if (!judged(state.run)) Object.assign(sorted, {column: 0, descending: false});
   const found = table(`Modules of ${split().name}`, moduleColumns(), rows, sorted);
-  const told = element('span', {class: 'faint', role: 'status'}, counted(rows.length, 'module'));
+  const status = element('span', {class: 'faint', role: 'status'}, counted(rows.length, 'module'));
   const filter = element('input', {type: 'search', id: 'filter', placeholder: 'part of a name', input: () => {
     const wanted = filter.value.toLowerCase();
     const chosen = rows.filter(row => row.id.toLowerCase().includes(wanted));
     found.show(chosen);
-    told.textContent = chosen.length === rows.length ? counted(rows.length, 'module') :
+    status.textContent = chosen.length === rows.length ? counted(rows.length, 'module') :
         `${count(chosen.length)} of ${counted(rows.length, 'module')}`;
   }});
-  return section('modules', 'Modules', 'A click on a head sorts, on a name shows the module\'s configs below.',
-                 element('div', {class: 'tools'}, element('label', {for: 'filter'}, 'Filter', filter), told),
+  return section('modules', 'Modules', 'Click a column head to sort, or a name to show that module\'s configs below.',
+                 element('div', {class: 'tools'}, element('label', {for: 'filter'}, 'Filter', filter), status),
                  found.node);
 }
 
@@ -339,10 +343,10 @@ function worst() {
   const rows = all.filter(row => isNumber(row.values[state.metric]))
       .sort((a, b) => worse(a.values[state.metric], b.values[state.metric]));
   const without = all.length - rows.length;
-  const told = `By ${metric().label}` + (without ? `; ${counted(without, 'module')} without one not listed.` : '.');
+  const note = without ? ` Not listed: ${counted(without, 'module')} without a value.` : '';
   const columns = [moduleColumns()[0], moduleColumns()[1], moduleColumns()[2],
                    {label: metric().label, value: row => row.values[state.metric], bar: !metric().higher}];
-  return section('worst', 'Worst modules', told, table(
+  return section('worst', 'Worst modules', `By ${metric().label}.${note}`, table(
       'Worst modules', columns, rows.slice(0, WORST), {column: 3, descending: !metric().higher}).node);
 }
 
@@ -364,7 +368,8 @@ function bySize() {
 
 function byProgram() {
   const programs = judged(state.run).programs;
-  if (!programs) return null; // Each module is a program of its own.
+  // The list is missing where each module is a program of its own.
+  if (!programs) return null;
   const columns = [
     {label: 'program', text: true, value: row => row.name},
     {label: 'modules', value: row => row.modules, show: row => count(row.modules)},
@@ -372,7 +377,7 @@ function byProgram() {
     ...data.metrics.map(one => ({label: one.label, title: one.help, value: row => row.values[one.name],
                                  bar: !one.higher}))];
   const sorted = {column: 3 + data.metrics.indexOf(metric()), descending: !metric().higher};
-  return section('programs', 'By program', 'Means over the modules whose names tell that they are of one program.',
+  return section('programs', 'By program', 'Means over modules whose names show that they belong to one program.',
                  table('Programs', columns, programs, sorted).node);
 }
 
@@ -398,17 +403,17 @@ function configs() {
     x: scores[i], y: slowdowns[i], style, radius,
     title: `${name}score ${scores[i]}, ${number(slowdowns[i], 3)} times the fastest`});
   const total = split().modules.configs[state.module];
-  const told = [counted(split().modules.ops[state.module], 'op'), slowdowns.length < total ?
+  const facts = [counted(split().modules.ops[state.module], 'op'), slowdowns.length < total ?
       `${count(slowdowns.length)} of ${counted(total, 'config')} shown` : counted(total, 'config'),
       ...data.metrics.map(one => `${one.label} ${number(judged(state.run).values[one.name][state.module])}`)];
   const kept = chosen.length === ids.length ? '' :
-      ` Kept for ${count(chosen.length)} of ${counted(ids.length, 'module')}: the worst, and some of the others.`;
+      ` Configs are kept for ${count(chosen.length)} of ${counted(ids.length, 'module')}: the worst, and some others.`;
   return section('configs', 'Configs of a module', 'Predicted score against measured runtime, both lower for faster. ' +
       `A good model's dots rise from the left to the right; what counts most is that the leftmost are low.${kept}`,
       element('div', {class: 'tools'}, element('label', {for: 'module'}, 'Module', select),
               element('button', {type: 'button', click: step(-1), 'aria-label': 'Previous module'}, '‹'),
               element('button', {type: 'button', click: step(1), 'aria-label': 'Next module'}, '›')),
-      element('p', {class: 'faint wide', role: 'status'}, told.join(' · ')),
+      element('p', {class: 'faint wide', role: 'status'}, facts.join(' · ')),
       chart('Runtime over predicted score', {label: 'predicted score'}, {
         label: 'runtime / fastest', log: Math.max(...slowdowns) > 3}, {
         height: 360,
@@ -428,7 +433,7 @@ function showModule(i, scroll = true) {
   next.querySelector('#module').focus({preventScroll: true});
 }
 
-/** Name of a column of the history -> its heading: valid_top_1_error -> valid top-1 error. */
+/** Turns the name of a column of the history into its heading: valid_top_1_error -> valid top-1 error. */
 function headingOf(name) {
   const [, split, judged] = name.match(/^(train|valid|test)_(.*)$/) ?? [];
   return metricOf(judged) ? `${split} ${metricOf(judged).label}` : name.replaceAll('_', ' ');
@@ -488,7 +493,7 @@ function render() {
     data.runs.length === 1 ? `run ${data.runs[0].path}` : `${data.runs.length} runs`,
     `${split().name}: ${counted(split().modules.ids.length, 'module')}`,
     counted(split().modules.configs.reduce((sum, value) => sum + value, 0), 'config'),
-    ...result().unmeasured ? [`${count(result().unmeasured)} without runtimes, which were ranked, not judged`] : [],
+    ...result().unmeasured ? [`ranked, not judged: ${counted(result().unmeasured, 'module')} without runtimes`] : [],
     ...state.view === 'listed' ? [`judged by the configs of ${data.listed.path}` + (result().repeated ?
         `, ${count(result().repeated)} of them repeated` : '')] : [],
   ].join(' · ');

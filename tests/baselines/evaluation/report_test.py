@@ -546,11 +546,13 @@ def test_few_or_undefined(visit, modules):
 
 def test_means_over_some_of_the_modules_tell_so(visit):
   browser = visit(page([result([scored('single', configs=1), scored('a'), scored('b')])]))
-  assert all('of 2 of 3 modules; the others have none' in text for text in texts(browser, '.card'))
-  assert '1 module without one not listed' in texts(browser, '#worst')[0]
+  assert all(
+    'over 2 of 3 modules; not defined for the others' in text for text in texts(browser, '.card')
+  )
+  assert 'Not listed: 1 module without a value' in texts(browser, '#worst')[0]
   browser = visit(page([result([scored('a'), scored('b')])]))
   assert not any('the others' in text for text in texts(browser, '.card'))
-  assert 'not listed' not in texts(browser, '#worst')[0]
+  assert 'Not listed' not in texts(browser, '#worst')[0]
 
 
 def test_layout_has_its_own_metrics(visit):

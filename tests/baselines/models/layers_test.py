@@ -1,6 +1,4 @@
-"""Tests of the parts of baselines.models against NumPy oracles that are written down as their
-docstrings say.
-"""
+"""Tests of the parts of baselines.models against NumPy oracles that follow their docstrings."""
 
 import dataclasses
 
@@ -19,19 +17,19 @@ from tpu_graphs.dataset import statistics
 from tpu_graphs.modules import module as module_lib
 
 _LAYERS = {'SAGE': sage.SAGELayer, 'ResGCN': gcn.GCNLayer, 'GATv2': gat.GATv2Layer}
-# Consumer and operand; repeated edges, a loop, an op without any edge.
+# Each edge is a consumer and an operand. There are repeated edges, a loop and an op without edges.
 _EDGES = np.array([[1, 0], [2, 0], [3, 1], [3, 2], [3, 2], [4, 4]])
 
 
 def _relations(edges, directed):
-  """Lists of (sender, receiver)."""
+  """Returns a list of (sender, receiver) for each relation."""
   operands = [(operand, consumer) for consumer, operand in edges]
   consumers = [(receiver, sender) for sender, receiver in operands]
   return [operands, consumers] if directed else [operands + consumers]
 
 
 def _kernels(layer):
-  """Name of each kernel of a layer -> float64 array."""
+  """Returns the kernels of a layer by name, as float64 arrays."""
   kernels = layer._project.kernels.numpy().astype(np.float64)
   if isinstance(layer, gcn.GCNLayer):
     return {str(r): kernel for r, kernel in enumerate(kernels)}
@@ -48,7 +46,7 @@ def _kernels(layer):
 
 
 def _update(name, kernels, x, relations):
-  """The update of a layer: [N, K, any] -> [N, K, H]."""
+  """Computes the update of a layer: [N, K, any] -> [N, K, H]."""
   n = len(x)
   if name == 'ResGCN':
     total = 0
@@ -71,7 +69,7 @@ def _update(name, kernels, x, relations):
 
 
 def _attended(kernels, r, own, senders):
-  """[K, F] and [number of senders, K, F] -> [K, H]."""
+  """Attends from an op, [K, F], to its senders, [number of senders, K, F]; returns [K, H]."""
   score = kernels[f'{r} score']
   result = np.zeros((len(own), score.size))
   width = score.shape[1]
@@ -109,17 +107,14 @@ def test_layer_equals_naive_loops(name, directed):
 def _normalize(kind, name, x):
   stats = graphs.column_statistics(kind)['features'][name]
   log, constant = stats['log'], stats['constant']
-  result = (np.sign(x) * np.log1p(np.abs(x)) - log['mean']) / np.where(
-    np.array(log['std']) > 0, log['std'], 1
-  )
+  std = np.where(np.array(log['std']) > 0, log['std'], 1)
+  result = (np.sign(x) * np.log1p(np.abs(x)) - log['mean']) / std
   result[..., constant] = 0
   return result
 
 
 def _inputs(model, module):
-  """What is known of each op, [N, F], and of each op's config, [N, K, any], 0 where there is
-  none.
-  """
+  """Returns the input of each op, [N, F], and of its config, [N, K, any]; 0 without a config."""
   feat = _normalize(module.kind, 'feat', module.node_feat.astype(np.float64))
   embedding = model._op_input._embed.embeddings.numpy()
   ops = np.concatenate([embedding[module.node_opcode], feat], axis=1)
@@ -134,8 +129,9 @@ def _inputs(model, module):
 
 
 def _layout(layout, feat):
-  """One op's layout config, int8 [18], as what a model is given."""
-  first = 21  # README of TpuGraphs: shape_dimensions_0.
+  """Computes the input of a model from an op's layout config, int8 [18]."""
+  # The README of TpuGraphs gives this column as shape_dimensions_0.
+  first = 21
   onehot = np.zeros((18, 7))
   for slot, value in enumerate(layout):
     onehot[slot, int(value) + 1] = 1
@@ -147,24 +143,28 @@ def _layout(layout, feat):
 @pytest.mark.parametrize('kind', module_lib.KINDS)
 @pytest.mark.parametrize('name', _LAYERS)
 def test_early_join_equals_first_layer_over_concatenation(name, kind, directed, monkeypatch):
-  # GATv2 has a dense layer there.
+  # The first layer of a GATv2 model is a dense layer.
   layers = 1 if name != 'GATv2' else 0
   model = graphs.model(
     f'EarlyJoin{name}', kind, dataclasses.replace(graphs.PARTS, directed=directed, layers=layers)
   )
   module = graphs.module(kind, n=6, seed=6, edge_index=_EDGES)
-  seen, pool_ops = [], parts.pool_ops
-  monkeypatch.setattr(
-    parts, 'pool_ops', lambda modules, state: (seen.append(state), pool_ops(modules, state))[1]
-  )
+  seen, original = [], parts.pool_ops
+
+  def pool_ops(modules, state):
+    seen.append(state)
+    return original(modules, state)
+
+  monkeypatch.setattr(parts, 'pool_ops', pool_ops)
   model(graphs.batch([module, graphs.module(kind, n=2, seed=3)]))
   ops, configs = _inputs(model, module)
   x = np.concatenate([np.repeat(ops[:, np.newaxis], module.num_configs, axis=1), configs], axis=-1)
   of_ops, of_configs = _kernels(model._of_ops), _kernels(model._of_configs)
   kernels = {part: np.concatenate([of_ops[part], of_configs[part]]) for part in of_ops}
-  update = _update(
-    name if layers else 'dense', kernels, x, _relations(_EDGES, directed) if layers else []
-  )
+  if layers:
+    update = _update(name, kernels, x, _relations(_EDGES, directed))
+  else:
+    update = _update('dense', kernels, x, [])
   expected = np.maximum(update + model._activate.bias.numpy(), 0)
   assert (expected > 0).any()
   np.testing.assert_allclose(seen[0][:6], expected, rtol=1e-4, atol=1e-5)
@@ -175,14 +175,12 @@ def test_late_join_equals_dense_layers_over_concatenations(kind):
   model = graphs.model('LateJoinSAGE', kind, dataclasses.replace(graphs.PARTS, layers=1))
   module = graphs.module(kind, n=6, seed=6, edge_index=_EDGES)
   ops, configs = _inputs(model, module)
-  state = np.maximum(
-    _update('SAGE', _kernels(model._first), ops[:, np.newaxis], _relations(_EDGES, True))
-    + model._activate.bias.numpy(),
-    0,
-  )[:, 0]  # [N, H]
+  relations = _relations(_EDGES, True)
+  update = _update('SAGE', _kernels(model._first), ops[:, np.newaxis], relations)
+  state = np.maximum(update + model._activate.bias.numpy(), 0)[:, 0]  # [N, H]
 
   def dense(own, other, x, y):
-    """A dense layer over the concatenation of x and y, whose kernel and bias are in two parts."""
+    """Computes a dense layer over the concatenation of x and y; its weights are in two parts."""
     kernel = np.concatenate([own.kernel.numpy(), other.kernel.numpy()])
     return np.concatenate([x, y]) @ kernel + own.bias.numpy() + other.bias.numpy()
 
@@ -192,15 +190,12 @@ def test_late_join_equals_dense_layers_over_concatenations(kind):
     config = configs[0, k]
     if kind == 'layout':
       own, other = model._join_ops._of_ops, model._join_ops._of_configs
-      config = np.mean(
-        [np.maximum(dense(own, other, state[i], configs[i, k]), 0) for i in module.node_config_ids],
-        0,
-      )
+      of_ops = [dense(own, other, state[i], configs[i, k]) for i in module.node_config_ids]
+      config = np.mean(np.maximum(of_ops, 0), axis=0)
     joined = np.maximum(dense(model._of_ops, model._of_configs, pooled, config), 0)
     joined = np.maximum(joined @ hidden.kernel.numpy() + hidden.bias.numpy(), 0)
-    np.testing.assert_allclose(
-      found, (joined @ score.kernel.numpy() + score.bias.numpy())[0], rtol=1e-4, atol=1e-5
-    )
+    expected = joined @ score.kernel.numpy() + score.bias.numpy()
+    np.testing.assert_allclose(found, expected[0], rtol=1e-4, atol=1e-5)
 
 
 def test_equals_the_naive_formulation_of_the_benchmark():
@@ -222,9 +217,8 @@ def test_equals_the_naive_formulation_of_the_benchmark():
   for other in (naive, model):
     with tf.GradientTape() as tape:
       loss = tf.reduce_sum(tf.square(other(batch, training=True) - target))
-    gradients.append(
-      tape.gradient(loss, (naive.embed if other is naive else model._op_input._embed).embeddings)
-    )
+    embed = naive.embed if other is naive else model._op_input._embed
+    gradients.append(tape.gradient(loss, embed.embeddings))
   np.testing.assert_allclose(*map(tf.convert_to_tensor, gradients), rtol=1e-3, atol=1e-5)
 
 
@@ -240,7 +234,7 @@ def test_normalizer_by_hand():
 
 
 def _gradient(function, *inputs):
-  """Value and gradients of the function, weighted so that all of them differ."""
+  """Returns value and gradients of the function, with weights that make all gradients differ."""
   inputs = [tf.constant(x) for x in inputs]
   with tf.GradientTape() as tape:
     tape.watch(inputs)
@@ -255,9 +249,10 @@ def _assert_same(ours, theirs):
     np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
 
 
-def test_layer_norm_and_its_gradient_equal_those_of_keras():
+def test_layer_norm_and_its_gradient_equal_the_layer_of_keras():
   x = np.random.default_rng(0).normal(size=(5, 3, 8)).astype(np.float32)
-  x[0] = 1.0  # No variance.
+  # The first rows have no variance.
+  x[0] = 1.0
   keras = tf.keras.layers.LayerNormalization(center=False, scale=False)
   _assert_same(_gradient(parts.LayerNorm(), x), _gradient(keras, x))
 
@@ -270,16 +265,15 @@ def test_bias_and_relu_and_their_gradients():
   )
 
 
-_GROUPS = np.array([2, 0, 2, 2, 0, 3], np.int32)  # 1 and 4 have no rows.
+# Groups 1 and 4 have no rows.
+_GROUPS = np.array([2, 0, 2, 2, 0, 3], np.int32)
 
 
 @pytest.mark.parametrize('shape', [(), (4,), (2, 3)])
 def test_sums_and_gathers_and_their_gradients(shape):
   rng = np.random.default_rng(0)
-  rows, sums = (
-    rng.normal(size=(6, *shape)).astype(np.float32),
-    rng.normal(size=(5, *shape)).astype(np.float32),
-  )
+  rows = rng.normal(size=(6, *shape)).astype(np.float32)
+  sums = rng.normal(size=(5, *shape)).astype(np.float32)
   _assert_same(
     _gradient(lambda x: structure.take(x, _GROUPS), sums),
     _gradient(lambda x: tf.gather(x, _GROUPS), sums),
@@ -292,9 +286,8 @@ def test_sums_and_gathers_and_their_gradients(shape):
 
 def test_maximum_and_its_gradient_with_ties_and_empty_groups():
   groups = structure.Groups(tf.constant(_GROUPS), tf.constant(5))
-  rows = (
-    np.random.default_rng(0).integers(-3, 0, (6, 4)).astype(np.float32)
-  )  # Below 0, where an empty group has 0.
+  # All values are below 0, the maximum of an empty group.
+  rows = np.random.default_rng(0).integers(-3, 0, (6, 4)).astype(np.float32)
   value, gradient = _gradient(groups.maximum, rows)
   theirs, their_gradient = _gradient(lambda x: tf.math.unsorted_segment_max(x, _GROUPS, 5), rows)
   kept = [0, 2, 3]
@@ -316,9 +309,8 @@ def test_softmax_within_groups():
 def test_pool_ops_is_mean_and_maximum_per_module():
   modules = [graphs.module('tile', n=n, seed=n) for n in (3, 1)]
   state = np.random.default_rng(0).normal(size=(4, 2, 5)).astype(np.float32)
-  pooled = parts.pool_ops(
-    structure.Structure.of(graphs.batch(modules), directed=True).modules, tf.constant(state)
-  )
+  groups = structure.Structure.of(graphs.batch(modules), directed=True).modules
+  pooled = parts.pool_ops(groups, tf.constant(state))
   expected = [np.concatenate([part.mean(0), part.max(0)], -1) for part in (state[:3], state[3:])]
   np.testing.assert_allclose(pooled, expected, rtol=1e-6)
 
@@ -345,5 +337,6 @@ def test_first_layer_makes_nothing_of_ops_times_configs_times_inputs():
     for tensor in operation.outputs
     if tensor.shape.is_fully_defined()
   ]
-  assert 6 * graphs.K * graphs.PARTS.hidden in sizes  # The states: sizes are known here.
+  # The states are among the tensors, so the sizes are known here.
+  assert 6 * graphs.K * graphs.PARTS.hidden in sizes
   assert max(sizes) < 6 * graphs.K * (4 + 140 + 24)

@@ -1,4 +1,4 @@
-"""Tests of what every model of baselines.models promises."""
+"""Tests of the properties that every model of baselines.models has."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ _K = graphs.K
   ids='-'.join,
 )
 def named(request):
-  """Kind and model: directed for tile, undirected for layout."""
+  """Returns kind and model, directed for tile and undirected for layout."""
   name, kind = request.param
   return kind, graphs.model(name, kind, dataclasses.replace(graphs.PARTS, directed=kind == 'tile'))
 
@@ -42,14 +42,13 @@ def test_models_of_the_paper():
   assert set(models.DEFAULT_MODEL.values()) <= set(models.MODELS)
 
 
-def test_scores_tell_configs_and_modules_apart(named):
+def test_scores_distinguish_configs_and_modules(named):
   kind, model = named
   scores = model(graphs.batch([graphs.module(kind, seed=1), graphs.module(kind, seed=2)])).numpy()
   assert scores.shape == (2, _K)
   assert scores.dtype == np.float32
-  assert (
-    np.unique(scores).size > _K
-  )  # Not all: a small MLP has configs for which no unit of a layer is active.
+  # Some scores may be equal: a small MLP has configs for which no unit of a layer is active.
+  assert np.unique(scores).size > _K
 
 
 def test_score_depends_on_no_other_config(named):
@@ -70,16 +69,15 @@ def test_score_depends_on_no_other_module_or_padding(named):
   alone = np.concatenate([model(graphs.batch([module])).numpy() for module in modules])
   together = model(graphs.batch(modules)).numpy()
   np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-5)
-  padded = model(
-    graphs.batch(modules, pad_to=graphs.split([*modules, graphs.module(kind, n=9)]))
-  ).numpy()
+  larger = graphs.split([*modules, graphs.module(kind, n=9)])
+  padded = model(graphs.batch(modules, pad_to=larger)).numpy()
   assert padded.shape == (5, _K)
   assert np.isfinite(padded).all()
   np.testing.assert_allclose(padded[:4], alone, rtol=1e-4, atol=1e-5)
 
 
 def _relabelled(module, new):
-  """The same module with op i as op new[i], edges and configurable ops in another order too."""
+  """Returns the module with op i as op new[i], and with edges and configurable ops reordered."""
   old = np.argsort(new)
   arrays = {
     'node_opcode': module.node_opcode[old],
@@ -141,10 +139,8 @@ def test_corner_cases_are_finite(named, corner):
     scores = model(batch, training=True)
     total = tf.reduce_sum(scores)
   assert np.isfinite(scores).all()
-  assert all(
-    np.isfinite(tf.convert_to_tensor(gradient)).all()
-    for gradient in tape.gradient(total, model.trainable_variables)
-  )
+  gradients = tape.gradient(total, model.trainable_variables)
+  assert all(np.isfinite(tf.convert_to_tensor(gradient)).all() for gradient in gradients)
 
 
 @pytest.mark.parametrize('name', models.MODELS)
@@ -210,9 +206,8 @@ def test_learns(name, kind):
   history = []
   for _ in range(20):
     with tf.GradientTape() as tape:
-      loss = tf.reduce_mean(
-        losses.list_mle(batch.context['relative_runtime'], model(batch, training=True))
-      )
+      scores = model(batch, training=True)
+      loss = tf.reduce_mean(losses.list_mle(batch.context['relative_runtime'], scores))
     optimizer.minimize(loss, model.trainable_variables, tape=tape)
     history.append(float(loss))
   assert history[-1] < 0.9 * history[0], history
@@ -267,10 +262,8 @@ def test_options_survive_json():
     'LateJoinGATv2', 'layout', dataclasses.replace(graphs.PARTS, directed=False)
   )
   stored = json.loads(json.dumps(dataclasses.asdict(options)))
-  assert (
-    models.ModelOptions(stored['name'], stored['kind'], parts.PartOptions(**stored['parts']))
-    == options
-  )
+  sizes = parts.PartOptions(**stored['parts'])
+  assert models.ModelOptions(stored['name'], stored['kind'], sizes) == options
 
 
 def test_unknown_model_is_refused():
@@ -283,7 +276,7 @@ def test_unknown_kind_is_refused():
     models.ModelOptions('MLP', 'graph')
 
 
-def test_heads_that_do_not_share_the_units_out_are_refused():
+def test_hidden_units_that_heads_do_not_divide_are_refused():
   odd = parts.PartOptions(hidden=10, attention_heads=4)
   with pytest.raises(errors.InputError, match='found 10, expected a multiple of 4'):
     models.ModelOptions('EarlyJoinGATv2', 'tile', odd)

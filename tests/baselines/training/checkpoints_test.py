@@ -1,4 +1,4 @@
-"""Tests of baselines.training.checkpoints: states come back exactly, and damage is passed over."""
+"""Tests of baselines.training.checkpoints: states are restored exactly, and damage is skipped."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def _states(folder, value=0.0, **progress):
 
 
 def _save(folder, values):
-  """States of epoch 1, one per step, with weights of these values."""
+  """Saves states of epoch 1, one per step, with weights of these values."""
   states, progress, weight = _states(folder)
   for progress.step, value in enumerate(values, 1):
     weight.assign([value, 2.0])
@@ -25,14 +25,14 @@ def _save(folder, values):
 
 
 def _restored(folder):
-  """Progress and first weight, and the warnings."""
+  """Restores a state; returns its progress, its first weight and the warnings."""
   states, progress, weight = _states(folder)
   lines = []
   assert states.restore(lines.append)
   return progress, float(weight[0]), lines
 
 
-def test_state_comes_back_exactly(tmp_path):
+def test_state_is_restored_exactly(tmp_path):
   states, progress, _ = _states(
     tmp_path, 1 / 3, epoch=2, step=7, loss=0.1 + 0.2, best=1 / 3, history=_HISTORY
   )
@@ -80,7 +80,8 @@ def test_damaged_newest_falls_back(tmp_path, pattern, damage):
   progress, value, lines = _restored(tmp_path)
   assert (progress.step, value) == (1, 1.0)
   if (pattern, damage) == ('*.index', 'missing'):
-    assert lines == []  # As if it had never been written.
+    # Without its index, a state counts as never written.
+    assert lines == []
   else:
     (line,) = lines
     assert line.startswith(f'warning: {tmp_path}/000001-00000002: damaged state')
@@ -93,7 +94,8 @@ def test_damaged_state_is_gone_after_the_next(tmp_path):
   states, progress, _ = _states(tmp_path)
   states.restore(lambda line: None)
   progress.epoch, progress.step = 1, 1
-  states.save()  # The same again.
+  # This saves the restored state again.
+  states.save()
   progress.step = 3
   states.save()
   assert checkpoints.stored(str(tmp_path)) == ['000001-00000001', '000001-00000003']

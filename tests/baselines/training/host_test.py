@@ -13,7 +13,7 @@ from tests import testing
 
 @pytest.fixture
 def chosen(monkeypatch):
-  """The numbers of threads per operation that are asked for."""
+  """Collects the requested numbers of threads per operation."""
   found = []
   for name in ('TF_NUM_INTRAOP_THREADS', 'MALLOC_ARENA_MAX'):
     monkeypatch.delenv(name, raising=False)
@@ -24,9 +24,7 @@ def chosen(monkeypatch):
 @pytest.mark.parametrize(
   ('cores', 'threads'), [(1, 1), (2, 1), (3, 1), (5, 1), (6, 2), (16, 5), (None, 1)]
 )
-def test_operations_of_tile_batches_are_shared_out_to_few_threads(
-  cores, threads, chosen, monkeypatch
-):
+def test_operations_of_tile_batches_use_few_threads(cores, threads, chosen, monkeypatch):
   monkeypatch.setattr(os, 'cpu_count', lambda: cores)
   host.tune('tile')
   assert chosen == [threads]
@@ -37,13 +35,13 @@ def test_layout_is_left_to_tensorflow(chosen):
   assert not chosen
 
 
-def test_environment_goes_first(chosen, monkeypatch):
+def test_environment_overrides_the_number_of_threads(chosen, monkeypatch):
   monkeypatch.setenv('TF_NUM_INTRAOP_THREADS', '2')
   host.tune('tile')
   assert not chosen
 
 
-def test_threads_that_are_there_are_kept(monkeypatch):
+def test_existing_threads_are_kept(monkeypatch):
   tf.constant(0.0).numpy()
   before = tf.config.threading.get_intra_op_parallelism_threads()
   monkeypatch.setattr(os, 'cpu_count', lambda: 30)
@@ -52,7 +50,7 @@ def test_threads_that_are_there_are_kept(monkeypatch):
 
 
 def test_a_fresh_process_has_the_threads_and_few_arenas():
-  # Each of 16 threads at a time would have an arena of its own, a mapping of 64 MiB.
+  # Without `tune`, each of 16 threads would have its own arena, a mapping of 64 MiB.
   code = """
 import re, threading
 import baselines

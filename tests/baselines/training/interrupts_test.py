@@ -13,7 +13,7 @@ _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 @pytest.fixture(autouse=True)
 def handlers():
-  """Those of before a test, which has them again afterwards."""
+  """Restores the signal handlers after a test; returns the handlers."""
   before = {number: signal.getsignal(number) for number in _NUMBERS}
   yield before
   for number, handler in before.items():
@@ -47,34 +47,34 @@ def test_sigterm_never_ends_what_is_being_saved():
   with pytest.raises(interrupts_lib.Interrupted) as info:
     save()
   assert info.value.signal == signal.SIGTERM
-  os.kill(os.getpid(), signal.SIGTERM)  # Nor what is done after that.
+  # Afterwards SIGTERM is ignored, so it does not end the process.
+  os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.mark.parametrize(
-  ('number', 'told'),
+  ('number', 'message'),
   [
     (signal.SIGTERM, 'stopped by SIGTERM'),
     (signal.SIGINT, 'stopped by SIGINT'),
-    (None, 'stopped since another worker was'),
+    (None, 'stopped because another worker was stopped'),
   ],
 )
-def test_error_tells_of_the_signal(number, told):
+def test_error_names_the_signal(number, message):
   error = interrupts_lib.Interrupted(number)
   assert error.signal == number
-  assert str(error) == told
+  assert str(error) == message
 
 
-def test_signals_that_are_ignored_stay_so():
-  signal.signal(
-    signal.SIGINT, signal.SIG_IGN
-  )  # As for the jobs that a script has in the background.
+def test_ignored_signals_stay_ignored():
+  # Background jobs of a script ignore SIGINT.
+  signal.signal(signal.SIGINT, signal.SIG_IGN)
   with interrupts_lib.Interrupts() as interrupts:
     os.kill(os.getpid(), signal.SIGINT)
     assert interrupts.received is None
   assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 
 
-def test_other_threads_train_without_it(handlers):
+def test_other_threads_train_without_handlers(handlers):
   def work():
     with interrupts_lib.Interrupts():
       found.append({number: signal.getsignal(number) for number in _NUMBERS})

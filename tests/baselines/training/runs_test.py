@@ -1,5 +1,5 @@
-"""Tests of baselines.training.runs: what is written is read, in another process too, and damage
-is named.
+"""Tests of baselines.training.runs: written runs are read, in another process too, and errors name
+the damage.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ _PARTS = parts.PartOptions(hidden=4, layers=1, opcode_embedding=3)
 
 @dataclasses.dataclass(frozen=True)
 class _Case:
-  """A run, the model it was written from, and a file that it can rank."""
+  """A run, the model that it was written from, and a file that it can rank."""
 
   run: str
   model: tf.keras.Model
@@ -40,7 +40,7 @@ class _Case:
 
 @pytest.fixture(scope='session')
 def cases(tmp_path_factory):
-  """One of each kind."""
+  """Makes a case of each kind."""
   return [_make_case(kind, tmp_path_factory.mktemp(f'runs_{kind}')) for kind in module_lib.KINDS]
 
 
@@ -50,9 +50,8 @@ def case(request, cases):
 
 
 def _make_case(kind, folder):
-  np.savez(
-    folder / 'a.npz', **(testing.tile_arrays(c=9) if kind == 'tile' else testing.layout_arrays(c=9))
-  )
+  arrays = testing.tile_arrays(c=9) if kind == 'tile' else testing.layout_arrays(c=9)
+  np.savez(folder / 'a.npz', **arrays)
   module = npz.load(folder / 'a.npz')
   content = statistics.Statistics.of(module).to_json()
   options = models.ModelOptions(models.DEFAULT_MODEL[kind], kind, _PARTS)
@@ -73,7 +72,7 @@ def _make_case(kind, folder):
 
 @pytest.fixture
 def damaged(case, tmp_path):
-  """A copy of the run to be damaged."""
+  """Makes a copy of the run to be damaged."""
   return shutil.copytree(case.run, tmp_path / 'copy')
 
 
@@ -143,7 +142,7 @@ def test_only_the_last_saved_weights_are_kept(case, tmp_path):
 
 def test_no_run(tmp_path):
   error = _refusal(tmp_path)
-  assert (error.reason, error.path) == ('no run', str(tmp_path))
+  assert (error.reason, error.path) == ('not a run directory', str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -243,19 +242,19 @@ def test_run_with_a_state_is_interrupted(case, tmp_path):
   assert not (path / runs.STATE_NAME).exists()
 
 
-def test_interrupted_run_goes_on_with_the_same_options_only(case, damaged):
+def test_interrupted_run_is_resumed_with_the_same_options_only(case, damaged):
   _save_state(damaged)
   (damaged / runs.TENSORBOARD_NAME).mkdir()
   config = json.loads((damaged / runs.CONFIG_NAME).read_text())
 
-  def go_on(**over):
+  def resume(**over):
     runs.Writer(
       str(damaged),
       **{
         'config': {'note': 'π'},
         'options': case.options,
         'model': case.model,
-        'goes_on': True,
+        'resumes': True,
         'statistics': {},
         'overwrite': False,
         **over,
@@ -265,14 +264,15 @@ def test_interrupted_run_goes_on_with_the_same_options_only(case, damaged):
   with pytest.raises(
     errors.InputError, match='interrupted run had other options: found note=None, expected note=π'
   ):
-    go_on(config={})
+    resume(config={})
   parts_ = dataclasses.replace(case.options.parts, hidden=5)
   with pytest.raises(
     errors.InputError, match=r'found model.parts.hidden=5, expected model.parts.hidden=4;'
   ):
-    go_on(options=dataclasses.replace(case.options, parts=parts_))
+    resume(options=dataclasses.replace(case.options, parts=parts_))
   assert json.loads((damaged / runs.CONFIG_NAME).read_text()) == config
-  go_on(config={'note': 'π', 'versions': {'tensorflow': 'another'}})  # May differ.
+  # Versions may differ.
+  resume(config={'note': 'π', 'versions': {'tensorflow': 'another'}})
   assert runs.is_interrupted(str(damaged))
   assert (damaged / runs.HISTORY_NAME).exists()
 
@@ -320,7 +320,7 @@ def test_results_of_an_evaluation_are_replaced_with_the_run(damaged, case, name)
     ({'keep_hops': None, 'rest': None}, {'keep_hops': 0, 'rest': 'drop'}),
   ],
 )
-def test_data_reduced_in_another_way_than_those_of_the_run_are_refused(
+def test_data_reduced_in_another_way_than_the_data_of_the_run_are_refused(
   damaged, case, data, trained
 ):
   def directory(options):
@@ -339,7 +339,7 @@ def test_data_reduced_in_another_way_than_those_of_the_run_are_refused(
 @pytest.mark.parametrize('overwrite', [False, True])
 def test_folder_of_something_else_is_never_removed(case, tmp_path, overwrite):
   (tmp_path / 'thesis.txt').write_text('years of work')
-  with pytest.raises(errors.InputError, match='no run'):
+  with pytest.raises(errors.InputError, match='output exists and is not a run'):
     _write(tmp_path, case, overwrite=overwrite)
   assert (tmp_path / 'thesis.txt').read_text() == 'years of work'
 
@@ -349,12 +349,11 @@ def test_folder_of_something_else_is_never_removed(case, tmp_path, overwrite):
   'foreign', ['model.bin', 'src/x.py', 'data/train/part-00000-of-00001.tfrecord']
 )
 def test_files_of_others_are_never_removed(damaged, case, foreign, overwrite):
-  (
-    damaged / runs.HISTORY_NAME
-  ).unlink()  # A run that died at once, which is replaced where nothing else is there.
+  # Without foreign files, a run that died before its first epoch would be replaced.
+  (damaged / runs.HISTORY_NAME).unlink()
   (damaged / foreign).parent.mkdir(parents=True, exist_ok=True)
   (damaged / foreign).write_text('precious')
-  with pytest.raises(errors.InputError, match='output exists and is no run') as info:
+  with pytest.raises(errors.InputError, match='output exists and is not a run') as info:
     _write(damaged, case, overwrite)
   assert info.value.found == foreign
   assert (damaged / foreign).read_text() == 'precious'
@@ -365,7 +364,7 @@ def test_files_of_others_are_never_removed(damaged, case, foreign, overwrite):
 def test_config_of_another_program_is_not_removed(tmp_path, case, overwrite):
   (tmp_path / runs.CONFIG_NAME).write_text('{"model_type": "bert"}')
   with pytest.raises(
-    errors.InputError, match=r'output exists and is no run.*damaged config'
+    errors.InputError, match=r'output exists and is not a run.*damaged config'
   ) as info:
     _write(tmp_path, case, overwrite)
   assert (info.value.path, info.value.fix) == (

@@ -12,7 +12,7 @@ _REMOTE = {'--data': 'gs://b/data', '--out': 'gs://b/run'}
 
 @pytest.fixture
 def calls(monkeypatch):
-  """What is asked of TensorFlow to reach a TPU, in its order; nothing is connected to."""
+  """Collects the calls of TensorFlow that reach a TPU, in order; nothing is connected."""
   made = []
 
   class Resolver:
@@ -37,7 +37,7 @@ def calls(monkeypatch):
 
 @pytest.fixture
 def connected(monkeypatch):
-  """The names that were connected to; it fails afterwards as TensorFlow does without a TPU."""
+  """Collects the names of TPUs that are connected; connecting fails, as without a TPU."""
   names = []
 
   def connect(tpu):

@@ -1,5 +1,6 @@
-"""Tests of baselines.training.trainer: steps repeat themselves, and are the same on several
-devices and with static shapes."""
+"""Tests of baselines.training.trainer: steps are the same in each run, on any number of devices and
+with static shapes.
+"""
 
 import itertools
 import json
@@ -29,9 +30,9 @@ from tpu_graphs.input import loading
 
 pytestmark = pytest.mark.usefixtures('each_pipeline_made_once')
 _PARTS = parts.PartOptions(hidden=8, layers=1, opcode_embedding=4)
-# Adding a constant to all scores changes no loss by order, so that Adam makes random steps for the
-# last bias out of what is rounded off. With some mse each weight has a gradient, and weights can be
-# compared.
+# Adding a constant to all scores changes no loss that depends on order only, so Adam would make
+# random steps for the last bias out of rounding errors. With some mse each weight has a gradient,
+# so that weights can be compared.
 _LOSS = 'list_mle:1,mse:1'
 _CPU = tf.distribute.OneDeviceStrategy('/cpu:0')
 _EXTRAS = {'ema': 0.9, 'weight_decay': 0.1, 'warmup': 0.5}
@@ -39,9 +40,7 @@ _EXTRAS = {'ema': 0.9, 'weight_decay': 0.1, 'warmup': 0.5}
 
 @pytest.fixture(scope='session')
 def data(kind, tmp_path_factory):
-  """Eight modules to train on, one of them without runtimes and one with one config, in two
-  shards.
-  """
+  """Converts eight modules in two shards, one without runtimes and one with a single config."""
   return testing.convert_arrays(
     tmp_path_factory.mktemp(f'training_{kind}'),
     kind,
@@ -56,7 +55,7 @@ def data(kind, tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def tile_data(tmp_path_factory):
-  """Four modules, for what does not depend on the kind."""
+  """Converts four modules, for tests that do not depend on the kind."""
   return testing.convert_arrays(
     tmp_path_factory.mktemp('training'),
     'tile',
@@ -86,7 +85,7 @@ def _trainer(kind, data, name=None, **options):
 
 
 def _train(trainer, counts):
-  """Mean losses of calls of so many steps each; weights afterwards."""
+  """Takes calls of so many steps each; returns their mean losses, and the weights afterwards."""
   batches = iter(trainer.batches(1))
   taken = [trainer.take(batches, count) for count in counts]
   assert all(steps.is_finite for steps in taken)
@@ -102,7 +101,7 @@ def _assert_close(weights, expected, **tolerance):
 
 @pytest.fixture(scope='session')
 def five_steps(kind, data):
-  """Losses and weights of five steps."""
+  """Returns losses and weights of five steps."""
   return _train(_trainer(kind, data), [1] * 5)
 
 
@@ -269,11 +268,13 @@ for name, replicas in (('one_device', 1), ('mirrored', 2)):
   losses = [trainer.take(batches, count).loss for count in (1, sum(steps) - 1)]
   trainer.update_judged()
   assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(before, trainer.model.get_weights()))
-  scorer = scoring.make_scorer(trainer.judged, kind, strategy=strategy, static_shapes=bool(options.shapes))
+  static_shapes = bool(options.shapes)
+  scorer = scoring.make_scorer(trainer.judged, kind, strategy=strategy, static_shapes=static_shapes)
   assert scorer.replicas == replicas
   scores = np.concatenate([module.score for module in scoring.score_split(scorer, data, 'train')])
   names = sorted(name for names in trainer.module_ids(1, 0) for name in names)
-  results.append((steps, losses, [*trainer.model.get_weights(), *trainer.judged.get_weights(), scores], names))
+  weights = [*trainer.model.get_weights(), *trainer.judged.get_weights(), scores]
+  results.append((steps, losses, weights, names))
 (steps, losses, weights, names), (other_steps, other_losses, other_weights, other_names) = results
 assert steps == other_steps
 assert names == other_names
@@ -289,8 +290,8 @@ except ValueError as error:
 
 @pytest.mark.slow
 def test_two_devices_train_as_one(kind, data):
-  # Logical devices cannot be set once TensorFlow has started, so this needs a process of its own;
-  # one for each kind, of which the second also takes static shapes.
+  # Logical devices cannot be set once TensorFlow has started, so each kind needs its own process.
+  # The process for layout also uses static shapes.
   over = {'loss': _LOSS, **_EXTRAS, 'shapes': int(kind == 'layout')}
   process = subprocess.run(
     [sys.executable, '-c', _TWO_DEVICES, kind, data, json.dumps(over)],
@@ -304,7 +305,7 @@ def test_two_devices_train_as_one(kind, data):
 
 
 def _start_workers(command):
-  """Two processes of a command that find each other."""
+  """Starts two processes of a command that form a cluster."""
   sockets = [socket.socket() for _ in range(2)]
   for each in sockets:
     each.bind(('localhost', 0))
@@ -356,17 +357,19 @@ def test_two_workers_train_as_one_and_stop_together(tmp_path):
   workers = _start_workers(command)
   while not (out / runs.CONFIG_NAME).exists() and all(worker.poll() is None for worker in workers):
     time.sleep(0.01)
-  workers[1].terminate()  # The first one is not told.
-  for worker, told in zip(workers, ('since another worker was', 'by SIGTERM'), strict=True):
+  # Only the second worker receives the signal.
+  workers[1].terminate()
+  reasons = ('because another worker was stopped', 'by SIGTERM')
+  for worker, reason in zip(workers, reasons, strict=True):
     _, error = worker.communicate()
     assert worker.returncode == train.PREEMPTED, error[-3000:]
-    assert f'error: stopped {told}, the state is saved' in error
+    assert f'error: stopped {reason}, the state is saved' in error
   assert checkpoints.stored(str(out / runs.STATE_NAME))
   for worker in _start_workers(command):
-    told, error = worker.communicate()
+    printed, error = worker.communicate()
     assert worker.returncode == 0, error[-3000:]
-    assert 'going on at epoch ' in told
-  # What the two read, side by side in one batch.
+    assert 'resuming at epoch ' in printed
+  # One trainer takes the inputs of both workers in one batch.
   trainer = _trainer('tile', data, name='MLP', packs=2, epochs=epochs)
   inputs = [
     batching.batches(data, 'train', trainer._batching, num_inputs=2, input_index=index)
@@ -404,14 +407,16 @@ def test_modules_that_teach_nothing_do_not_count(tmp_path, kind):
     trainer = _trainer(
       kind, testing.convert_arrays(tmp_path / name, kind, sources), name='MLP', batch_size=8
     )
-    for weight in trainer.model.non_trainable_weights:  # The statistics of the two differ.
+    # The statistics of the two data sets differ.
+    for weight in trainer.model.non_trainable_weights:
       weight.assign(tf.ones_like(weight))
     assert trainer.steps_in_epoch(1) == 1
     taken = trainer.take(iter(trainer.batches(1)), 1)
     total.append(taken.loss)
   assert total[0] > 0
   assert total[1] == pytest.approx(total[0], rel=1e-5)
-  assert taken.configs == 8 + 1 + 8  # Padding and modules without runtimes are no configs.
+  # Padding and modules without runtimes do not count as configs.
+  assert taken.configs == 8 + 1 + 8
 
 
 @pytest.mark.parametrize(
@@ -439,7 +444,7 @@ def test_options_are_filled_in(kind):
 
 
 class _Tpus(tf.distribute.TPUStrategy):
-  """As if there were two of them."""
+  """A strategy that claims two TPUs."""
 
   def __init__(self):
     pass

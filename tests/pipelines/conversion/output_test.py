@@ -1,6 +1,4 @@
-"""Tests of pipelines.conversion.output: what may be written over, and what an interrupted run
-leaves.
-"""
+"""Tests of pipelines.conversion.output: directories to overwrite, and interrupted runs."""
 
 import os
 
@@ -119,12 +117,13 @@ def test_foreign_files_are_never_touched(place, name, overwrite, beside):
   if 'manifest.json' in beside and not overwrite:
     refused(place, 'output exists')
   else:
-    assert refused(place, 'output exists and is no dataset', overwrite=overwrite).found == name
+    error = refused(place, 'output exists and is not a dataset', overwrite=overwrite)
+    assert error.found == name
 
 
 @pytest.mark.parametrize('overwrite', [False, True])
 def test_shards_without_mark_are_somebody_elses(place, overwrite):
-  refused(fill(place, *SHARDS), 'output exists and is no dataset', overwrite=overwrite)
+  refused(fill(place, *SHARDS), 'output exists and is not a dataset', overwrite=overwrite)
 
 
 def test_unfinished_run_is_repeated(unfinished):
@@ -148,12 +147,11 @@ def test_unfinished_run_of_another_request(unfinished):
   )
   assert '--overwrite' in error.fix
   begin(unfinished, request=other, overwrite=True)
-  refused(
-    unfinished, 'output holds an unfinished conversion with other options'
-  )  # The mark is the new one.
+  # The mark is now the mark of the other request.
+  refused(unfinished, 'output holds an unfinished conversion with other options')
 
 
-def test_order_of_the_request_is_nothing(unfinished):
+def test_order_of_the_request_does_not_matter(unfinished):
   begin(unfinished, request=dict(reversed(REQUEST.items())))
 
 
@@ -171,7 +169,7 @@ def test_interrupted_clearing_is_repeated(dataset, monkeypatch, after):
     patch.setattr(beam_lib.filesystems.FileSystems, 'delete', interrupted)
     with pytest.raises(KeyboardInterrupt):
       output.begin(str(dataset), request=REQUEST, overwrite=True)
-  # What is half deleted has no manifest.
+  # A half-deleted dataset has no manifest.
   assert ('manifest.json' in os.listdir(dataset)) == (after == 0)
   begin(dataset, overwrite=True)
 
@@ -182,7 +180,8 @@ def test_interrupted_before_the_mark_has_its_name(place):
 
 @pytest.mark.parametrize('name', ['out[1]', 'out*', 'ou?'])
 def test_glob_characters_are_refused(tmp_path, name):
-  fill(tmp_path, 'out1/in_progress.json', 'out/in_progress.json')  # Which a pattern would match.
+  # A pattern would match these directories.
+  fill(tmp_path, 'out1/in_progress.json', 'out/in_progress.json')
   with pytest.raises(errors.InputError, match='glob character'):
     output.begin(str(tmp_path / name), request=REQUEST, overwrite=True)
   assert output.list_files(str(tmp_path)) == ['out/in_progress.json', 'out1/in_progress.json']
@@ -209,7 +208,7 @@ def test_abandon_removes_all(unfinished):
 
 
 def test_abandon_returns_the_error_of_a_step(unfinished):
-  error = errors.InputError('bad', path='ü', where='w', found=3, expected='4', fix='mend')
+  error = errors.InputError('bad', path='ü', where='w', found=3, expected='4', fix='repair')
   output.report_failure(str(unfinished), errors.InputError('earlier'))
   output.report_failure(str(unfinished), error)
   reported = output.abandon(str(unfinished))

@@ -209,7 +209,7 @@ def test_rename_over_a_file_that_another_attempt_deletes(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('mode', ['multi_processing', 'multi_threading'])
 def test_no_timer_empties_the_buffers_of_local_workers(mode, monkeypatch):
-  """It would do so without a lock, while they are written to, and elements would be lost."""
+  """Checks the limit: the timer takes no lock while buffers are written to, and loses elements."""
   monkeypatch.setattr(worker_handlers, 'DATA_BUFFER_TIME_LIMIT_MS', 1000)
   servicers = []
   create = data_plane.BeamFnDataServicer

@@ -1,5 +1,4 @@
-"""Tests of pipelines.runners.dask_runner: what Beam's own runner does, for each thing that a batch
-pipeline is made of."""
+"""Tests of pipelines.runners.dask_runner: all parts of a batch pipeline run as with Beam."""
 
 import logging
 import operator
@@ -58,7 +57,7 @@ class OddAndEven(beam.DoFn):
 
 
 class Sum(beam.DoFn):
-  """Puts out the sum of a bundle at its end."""
+  """A step that yields the sum of a bundle at its end."""
 
   def start_bundle(self):
     self._sum = 0
@@ -169,7 +168,7 @@ def sleep_and_write(seconds, path):
 
 
 def test_nothing_runs_on_after_a_failure(make, tmp_path):
-  """What is at work is waited for, what has not begun never begins."""
+  """Checks that running tasks are waited for, and that other tasks never begin."""
   path = tmp_path / 'written'
   pipeline = make('--dask_npartitions=8')
   starts = pipeline | beam.Create(range(8)) | beam.Reshuffle()

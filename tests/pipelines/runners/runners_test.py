@@ -1,5 +1,6 @@
-"""The same dataset, to the byte, from every runner: in one process, in several, on Dask, through
-a job server.
+"""Tests that every runner makes the same dataset, to the byte.
+
+The runners are one process, several processes, Dask, and a job server.
 """
 
 import contextlib
@@ -14,8 +15,8 @@ import time
 import numpy as np
 import pytest
 
-import pipelines
 from pipelines import convert
+from pipelines import runners
 from pipelines.runners import beam as beam_lib
 from tests import testing
 from tpu_graphs.modules import module as module_lib
@@ -27,7 +28,7 @@ SECONDS_TO_START = 60
 
 pytestmark = pytest.mark.slow
 
-# Kills the process that computes it, the first time.
+# The first computation of this feature kills its process.
 DEADLY = """
 import os, signal
 import numpy as np
@@ -45,8 +46,9 @@ def zero(module, hlo):
 
 @contextlib.contextmanager
 def service(folder, *command, path=ROOT):
-  """A program that runs until the end of the block, its log in `folder`; it may import what lies
-  in `path`.
+  """Runs a program until the end of the block, with its log in `folder`.
+
+  The program may import modules from `path`.
   """
   environment = {
     **os.environ,
@@ -134,7 +136,7 @@ def dask_cluster(tmp_path_factory, plugins):
 
 @pytest.fixture(scope='module')
 def job_server(tmp_path_factory):
-  """Options for a job server, without those that say where the steps run."""
+  """Options for a job server, without the options that say where the steps run."""
   folder = tmp_path_factory.mktemp('job_server')
   file = folder / 'port'
   with service(
@@ -178,8 +180,9 @@ def beam_args(request):
 
 @pytest.fixture(scope='module')
 def raw(tmp_path_factory) -> pathlib.Path:
-  """Inputs of each kind: npz and protobuf, in split folders and not, with few and many configs,
-  one damaged.
+  """Inputs of each kind: npz and protobuf, with few and many configs, one damaged.
+
+  Some lie in the folders of splits, others do not.
   """
   folder = tmp_path_factory.mktemp('raw')
   for kind in module_lib.KINDS:
@@ -272,13 +275,14 @@ def test_no_job_server(raw, tmp_path, monkeypatch, capfd):
   )
   assert convert.main(command(raw, 'tile', tmp_path / 'o', *args)) == 1
   assert capfd.readouterr().err == (
-    'error: --job_endpoint: no job server: found localhost:1, expected HOST:PORT of one that runs\n'
+    'error: --job_endpoint: no job server: found localhost:1, '
+    'expected HOST:PORT of a running job server\n'
   )
   assert os.listdir(tmp_path) == []
 
 
 def test_dask_without_its_extra(raw, tmp_path, monkeypatch, capfd):
-  monkeypatch.delattr(pipelines, 'dask_runner', raising=False)
+  monkeypatch.delattr(runners, 'dask_runner', raising=False)
   monkeypatch.setitem(sys.modules, 'pipelines.runners.dask_runner', None)
   assert convert.main(command(raw, 'tile', tmp_path / 'o', '--', '--runner=DaskRunner')) == 1
   line = capfd.readouterr().err

@@ -1,6 +1,4 @@
-"""Tests of tpu_graphs/commands/download.py: the command line, interruptions, and that convert
-takes what it leaves.
-"""
+"""Tests of tpu_graphs/commands/download.py as a command: flags, interruptions, then convert."""
 
 import io
 import os
@@ -27,7 +25,7 @@ ARCHIVES = {split: f'npz_tile_xla_{split}.tar' for split in ('train', 'valid', '
 
 @pytest.fixture(scope='module')
 def archives():
-  """Archive name -> content, of a tiny tile:xla."""
+  """Returns the archives of a tiny tile:xla: name -> content."""
   contents = {}
   for i, (split, name) in enumerate(ARCHIVES.items()):
     file, array_file = io.BytesIO(), io.BytesIO()
@@ -56,7 +54,7 @@ def run(site, output, *args):
 
 
 def start(site, output):
-  """The command in a process of its own."""
+  """Starts the command in a process of its own."""
   return subprocess.Popen(
     [
       sys.executable,
@@ -127,17 +125,17 @@ def test_a_second_run_has_nothing_to_do(site, tmp_path, capsys):
       "--collection: unknown collection: found 'tile', expected tile:xla, ",
     ),
     (['--split=dev'], 1, "--split: unknown split: found 'dev', expected train, valid, test"),
-    (['--base_url=ftp://x'], 1, '--base_url: no URL: found ftp://x'),
+    (['--base_url=ftp://x'], 1, '--base_url: not a URL: found ftp://x'),
     (
       ['--base_url=http://127.0.0.1:1'],
       1,
       'npz_tile_xla_train.tar: cannot reach the server: found Connection refused',
     ),
-    (['--output=gs://a'], 1, '--output: no local folder'),
+    (['--output=gs://a'], 1, '--output: not a local folder'),
     (['--outptu=x'], 2, 'unknown flag --outptu (did you mean --output?)'),
   ],
 )
-def test_mistakes_are_told_in_one_line(site, tmp_path, capsys, args, code, message):
+def test_mistakes_are_reported_in_one_line(site, tmp_path, capsys, args, code, message):
   assert run(site, tmp_path / 'out', *args) == code
   out, err = capsys.readouterr()
   assert out == ''
@@ -146,7 +144,7 @@ def test_mistakes_are_told_in_one_line(site, tmp_path, capsys, args, code, messa
   assert not (tmp_path / 'out').exists()
 
 
-def test_a_missing_file_is_told_before_anything_is_downloaded(site, tmp_path, capsys):
+def test_a_missing_file_is_reported_before_anything_is_downloaded(site, tmp_path, capsys):
   del site.files[ARCHIVES['test']]
   assert run(site, tmp_path / 'out') == 1
   assert (
@@ -156,7 +154,7 @@ def test_a_missing_file_is_told_before_anything_is_downloaded(site, tmp_path, ca
 
 
 @pytest.mark.parametrize('signum', [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_download_goes_on(site, tmp_path, signum):
+def test_an_interrupted_download_is_resumed(site, tmp_path, signum):
   name, done = ARCHIVES['train'], threading.Event()
 
   def half(handler):

@@ -1,4 +1,4 @@
-"""Tests of tpu_graphs/commands/export.py: the command line, exit codes, one line per mistake."""
+"""Tests of tpu_graphs/commands/export.py: flags, exit codes, one line per mistake."""
 
 import importlib.util
 import os
@@ -16,7 +16,7 @@ ROOT = testing.GOLDEN.parents[1]
 
 @pytest.fixture(scope='module')
 def dataset(tmp_path_factory):
-  """A dataset directory of tile modules in two splits."""
+  """Returns a dataset directory of tile modules in two splits."""
   return testing.convert_arrays(
     tmp_path_factory.mktemp('dataset'),
     'tile',
@@ -30,7 +30,7 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-  """The working directory."""
+  """Returns the working directory."""
   monkeypatch.setenv('TF_CPP_MIN_LOG_LEVEL', '2')
   monkeypatch.chdir(tmp_path)
   return tmp_path
@@ -49,7 +49,7 @@ def names(folder):
   return sorted(path.relative_to(folder).as_posix() for path in folder.rglob('*') if path.is_file())
 
 
-def test_output_tells_what_was_written(dataset, folder, capsys):
+def test_output_shows_what_was_written(dataset, folder, capsys):
   assert export.main(command(data=dataset)) == 0
   out, err = capsys.readouterr()
   first, *rows = out.splitlines()
@@ -71,7 +71,7 @@ def test_output_tells_what_was_written(dataset, folder, capsys):
   ]
 
 
-def test_what_is_left_out_is_told(folder, capsys):
+def test_losses_are_reported(folder, capsys):
   from tpu_graphs.modules import feature_choices
 
   data = testing.convert_arrays(
@@ -92,8 +92,8 @@ def test_split_and_overwrite(dataset, folder, capsys):
   out, err = capsys.readouterr()
   assert out == ''
   assert err == (
-    'error: out/npz/tile/x/valid: output exists: found an export, expected no folder or an empty one; '
-    'give --overwrite to replace it\n'
+    'error: out/npz/tile/x/valid: output exists: found an export, '
+    'expected no folder or an empty one; give --overwrite to replace it\n'
   )
   assert export.main(command('--overwrite', data=dataset)) == 0
   assert len(names(folder)) == 5
@@ -114,7 +114,7 @@ def test_split_and_overwrite(dataset, folder, capsys):
     ({'output': 'gs://b/o'}, 1, ['gs://b/o', 'local folder']),
   ],
 )
-def test_mistakes_are_told_in_one_line(dataset, folder, capsys, flags, code, words):
+def test_mistakes_are_reported_in_one_line(dataset, folder, capsys, flags, code, words):
   assert export.main(command(**{'data': dataset, **flags})) == code
   out, err = capsys.readouterr()
   assert out == ''

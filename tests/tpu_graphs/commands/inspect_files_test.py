@@ -1,6 +1,4 @@
-"""Tests of tpu_graphs/commands/inspect_files.py, the command `tpu-graphs inspect`, as a user
-runs it.
-"""
+"""Tests of tpu_graphs/commands/inspect_files.py: `tpu-graphs inspect`, as a user runs it."""
 
 import json
 import pathlib
@@ -27,11 +25,12 @@ from tpu_graphs.views import summary
 
 ROOT = pathlib.Path(__file__).parents[3]
 CORNER = testing.GOLDEN / 'corner'
-HLO_LINE = f'HLO is extracted by {"the native extension" if hlo.implementation() == "native" else "pure Python"}.'
+EXTRACTOR = 'the native extension' if hlo.implementation() == 'native' else 'pure Python'
+HLO_LINE = f'HLO is extracted by {EXTRACTOR}.'
 
 
 def run(capsys, *args):
-  """Exit code, lines of stdout and lines of stderr."""
+  """Returns the exit code, the lines of stdout and the lines of stderr."""
   code = cli.main(['tpu-graphs', 'inspect', *map(str, args)])
   out, err = capsys.readouterr()
   assert out == '' or out.endswith('\n')
@@ -40,8 +39,9 @@ def run(capsys, *args):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-  """The working directory: tile.npz, layout.npz, test.npz without runtimes, empty.npz of 0
-  bytes, text.npz.
+  """Makes a working directory with files to inspect.
+
+  They are tile.npz, layout.npz, test.npz without runtimes, empty.npz of 0 bytes, and text.npz.
   """
   monkeypatch.chdir(tmp_path)
   opcodes = np.array(
@@ -104,7 +104,7 @@ def test_one_layout_module(folder, capsys):
       '  configurable  2 ops',
       '  configs       2,000, 2,000 distinct, all measured',
       '  runtime       4.00 ms to 2.00 s',
-      '  best/default  not known: the file does not tell the default config',
+      '  best/default  not known: the file does not name the default config',
       '  opcodes       2 dot, 1 constant, 1 parameter',
       HLO_LINE,
     ],
@@ -193,7 +193,7 @@ def test_several_files(folder, capsys):
   ]
 
 
-def test_columns_that_tell_nothing_are_left_out(capsys):
+def test_empty_columns_are_left_out(capsys):
   _, lines, _ = run(capsys, CORNER / 'single.pb', CORNER / 'graph.pb')
   assert lines[1].split() == ['file', 'type', 'modules', 'ops']
 
@@ -387,7 +387,7 @@ def test_svg(folder, capsys):
   assert 'configurable' in texts
 
 
-def test_svg_without_graphviz_is_told(folder, capsys, monkeypatch):
+def test_svg_without_graphviz_is_refused(folder, capsys, monkeypatch):
   monkeypatch.setenv('PATH', str(folder))
   code, lines, (error,) = run(capsys, 'layout.npz', '--svg')
   assert (code, lines) == (1, [])
@@ -398,7 +398,7 @@ def test_svg_without_graphviz_is_told(folder, capsys, monkeypatch):
 @pytest.mark.parametrize(
   ('args', 'message'),
   [
-    ([], 'no FILE given; --help tells the usage'),
+    ([], 'no FILE given; --help shows the usage'),
     (['a', 'b', '--svg'], '2 files; --dot, --svg and --module take one'),
     (['a', 'b', '--module=x'], '2 files; --dot, --svg and --module take one'),
     (['a', '--dot', '--json'], 'At most one of (json, dot, svg) must be True.'),
@@ -413,8 +413,9 @@ def test_usage_errors(capsys, args, message):
 
 
 def test_script_runs_as_it_stands(folder):
-  """Python puts the script's folder first on its path, where no file may have the name of a
-  standard module.
+  """Runs the script, whose folder Python puts first on its path.
+
+  No file in that folder may have the name of a standard module.
   """
   result = subprocess.run(
     [sys.executable, ROOT / 'tpu_graphs/commands/inspect_files.py', 'tile.npz'],

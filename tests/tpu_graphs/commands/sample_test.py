@@ -1,6 +1,4 @@
-"""Tests of tpu_graphs/commands/sample.py: the command line, and that its default sample fits the
-other commands.
-"""
+"""Tests of tpu_graphs/commands/sample.py: the command line, and the sample in other commands."""
 
 import pytest
 
@@ -11,7 +9,7 @@ from tpu_graphs.sources import npz
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-  """The default sample."""
+  """Returns the folder of the default sample."""
   path = tmp_path_factory.mktemp('sample') / 'new'
   assert sample.main(['sample.py', f'--output={path}']) == 0
   return path
@@ -35,7 +33,7 @@ def test_default_sample_is_small(folder):
   assert sum(path.stat().st_size for path in folder.rglob('*') if path.is_file()) < 8 << 20
 
 
-def test_output_tells_what_was_written(tmp_path, capsys, monkeypatch):
+def test_output_shows_what_was_written(tmp_path, capsys, monkeypatch):
   write_tree = sample.synthetic.write_tree
   monkeypatch.setattr(
     sample.synthetic,
@@ -75,7 +73,7 @@ def test_output_tells_what_was_written(tmp_path, capsys, monkeypatch):
     pytest.param(['--output=full/file'], 1, 'error: full/file: cannot write folder', id='file'),
   ],
 )
-def test_mistakes_are_told_in_one_line(tmp_path, monkeypatch, capsys, args, code, message):
+def test_mistakes_are_reported_in_one_line(tmp_path, monkeypatch, capsys, args, code, message):
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'full').mkdir()
   (tmp_path / 'full/file').touch()

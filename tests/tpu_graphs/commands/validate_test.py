@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).parents[3]
 
 @pytest.fixture(scope='module')
 def data(tmp_path_factory):
-  """A folder with raw files in raw/ and a dataset directory of them in data/."""
+  """Returns a folder with raw files in raw/ and their dataset directory in data/."""
   folder = tmp_path_factory.mktemp('validate')
   testing.convert_arrays(
     folder, 'tile', {'train/a': testing.tile_arrays(), 'valid/b': testing.tile_arrays(n=5, c=3)}
@@ -61,14 +61,14 @@ def test_a_fault_is_a_line_and_exit_code_1(data, tmp_path, capsys):
   assert out.endswith('  sound\n')
 
 
-def test_a_warning_is_no_fault(tmp_path, capsys):
+def test_a_warning_is_not_a_fault(tmp_path, capsys):
   for split in ('train', 'test'):
     (tmp_path / split).mkdir()
     np.savez(tmp_path / split / f'{split}.npz', **testing.tile_arrays())
   assert run(tmp_path) == 0
   assert capsys.readouterr().out.endswith(
-    f'  warning: {tmp_path}: graphs of test occur in train: found 1 of 1 module, such as test like train, expected '
-    'graphs of its own\n  sound, 1 warning\n'
+    f'  warning: {tmp_path}: graphs of test occur in train: found 1 of 1 module, '
+    'such as test like train, expected graphs of its own\n  sound, 1 warning\n'
   )
 
 
@@ -85,13 +85,13 @@ def test_json(data, tmp_path, capsys):
 @pytest.mark.parametrize(
   ('args', 'code', 'message'),
   [
-    ([], 2, 'no DIR given; --help tells the usage'),
+    ([], 2, 'no DIR given; --help shows the usage'),
     (['--num_workers=0', 'x'], 2, 'flag --num_workers=0: 0 is not a positive integer'),
     (['--jsn', 'x'], 2, 'unknown flag --jsn (did you mean --json?)'),
     (['missing'], 1, 'missing: nothing to check: found nothing'),
   ],
 )
-def test_mistakes_are_told_in_one_line(capsys, args, code, message):
+def test_mistakes_are_reported_in_one_line(capsys, args, code, message):
   assert run(*args) == code
   out, err = capsys.readouterr()
   assert out == ''
@@ -100,7 +100,7 @@ def test_mistakes_are_told_in_one_line(capsys, args, code, message):
 
 
 def start(*args):
-  """The command in a process group of its own, as a terminal would start it."""
+  """Starts the command in a process group of its own, as a terminal does."""
   return subprocess.Popen(
     [sys.executable, '-m', 'tpu_graphs', 'validate', *map(str, args)],
     cwd=ROOT,
@@ -115,7 +115,7 @@ def start(*args):
 def test_an_interrupt_ends_all_processes_in_one_line(tmp_path, num_workers):
   names = [tmp_path / f'{i}.npz' for i in range(num_workers)]
   for name in names:
-    os.mkfifo(name)  # Holds its reader until it is written.
+    os.mkfifo(name)  # A reader of the pipe waits until the pipe is written.
   with start(tmp_path, f'--num_workers={num_workers}') as process:
     writers = []
     until = time.monotonic() + 60

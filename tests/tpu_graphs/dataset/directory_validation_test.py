@@ -1,5 +1,7 @@
-"""Tests of tpu_graphs.dataset.directory_validation: dataset directories damaged in every way, and
-each told where it is."""
+"""Tests of tpu_graphs.dataset.directory_validation: each kind of damage is reported with its place.
+
+The directories are checked with `validation.validate`.
+"""
 
 import dataclasses
 import io
@@ -27,8 +29,9 @@ from tpu_graphs.sources import npz
 
 
 def sources(kind):
-  """Split/stem -> arrays: modules of one and of several records, of one op, and without
-  runtimes.
+  """Returns split/stem -> arrays of modules of all sorts.
+
+  The modules have one or several records, one or several ops, and some have no runtimes.
   """
   return {
     'train/one': testing.arrays(kind, n=1, c=1, seed=1, nc=1),
@@ -70,7 +73,7 @@ def read(path):
 
 
 def read_all(path):
-  """The records of a shard up to what is damaged."""
+  """Returns the records of a shard before the first damaged record."""
   found = []
   with open(path, 'rb') as file:
     try:
@@ -88,7 +91,7 @@ def edit_json(path, edit):
 
 
 def edit_shard(directory, path, **values):
-  """Sets fields of a shard in the manifest, so that the sums over its split are right."""
+  """Sets fields of a shard in the manifest and keeps the sums over its split right."""
   manifest = directory_lib.read_manifest(str(directory))
   name = path.relative_to(directory).as_posix()
   split = name.partition('/')[0]
@@ -102,16 +105,14 @@ def edit_shard(directory, path, **values):
 
 
 def rewrite(directory, path, data):
-  """Writes the records `data` as a shard, of which the manifest then says the right size and
-  checksum.
-  """
+  """Writes the records `data` as a shard, with its size and checksum in the manifest."""
   with open(path, 'wb') as file:
     size, checksum = records.write_tfrecords(file, data)
   edit_shard(directory, path, bytes=size, crc32c=f'{checksum:08x}')
 
 
 def lines(directory):
-  """The faults as text, each below the directory."""
+  """Returns the faults as text, with paths below the directory."""
   report = validation.validate(directory)
   assert not report.warnings
   assert report.is_sound == (not report.faults)
@@ -158,7 +159,7 @@ def test_no_train_split(tmp_path, kind):
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_a_flipped_bit_is_told_with_its_record(converted, tmp_path_factory, data):
+def test_a_flipped_bit_is_reported_with_its_record(converted, tmp_path_factory, data):
   directory = pathlib.Path(shutil.copytree(converted, tmp_path_factory.mktemp('flip') / 'data'))
   path = data.draw(st.sampled_from(shards(directory)))
   ends = np.cumsum([len(record) + 16 for record in read(path)])
@@ -170,8 +171,8 @@ def test_a_flipped_bit_is_told_with_its_record(converted, tmp_path_factory, data
   record, checksum = lines(directory)
   start = 0 if number == 0 else ends[number - 1]
   assert record == (
-    f'train/{path.name}: record {number}: byte {start}: damaged record: expected the checksum of its '
-    'data; copy or convert the dataset again'
+    f'train/{path.name}: record {number}: byte {start}: damaged record: '
+    'expected the checksum of its data; copy or convert the dataset again'
   )
   assert checksum.startswith(f'train/{path.name}: damaged shard: found crc32c ')
 
@@ -204,14 +205,14 @@ def test_a_longer_shard(directory):
 
 
 def module(kind, name, **arrays):
-  """A module of four ops and four configs."""
+  """Returns a module of four ops and four configs."""
   file = io.BytesIO()
   np.savez(file, **testing.arrays(kind, n=4, c=4, **arrays))
   return npz.read(file, path=f'{name}.npz')
 
 
 def spoiled(kind, **features):
-  """A record with features that no `Module` may have; None removes one."""
+  """Returns a record with features that no `Module` may have; None removes a feature."""
   example = tf.train.Example.FromString(records.encode_whole(module(kind, 'wrong')))
   for name, values in features.items():
     feature = example.features.feature[name]
@@ -288,16 +289,17 @@ BOTH = module_lib.KINDS
     (
       ('tile',),
       {'context/config_runtime_normalizer': [5, 0, 5, 5]},
-      'config_runtime_normalizers[1]: normalizer does not fit the runtime: found 0 beside a runtime of 2000',
+      'config_runtime_normalizers[1]: normalizer does not fit the runtime: '
+      'found 0 beside a runtime of 2000',
     ),
     (BOTH, {'nodes/op.feat': np.zeros((3, 140))}, 'damaged record: found cannot reshape'),
     (BOTH, {'context/config_id': [1, 2, 3]}, 'config_id: wrong shape: found [3], expected [4]'),
     (
       BOTH,
       {'context/config_id.d1': [3]},
-      'damaged record: found context/config_id.d1 [3] beside 4',
+      'damaged record: found context/config_id.d1 [3] instead of [4]',
     ),
-    (BOTH, {'nodes/op.#size': [5]}, 'damaged record: found nodes/op.#size [5] beside 4'),
+    (BOTH, {'nodes/op.#size': [5]}, 'damaged record: found nodes/op.#size [5] instead of [4]'),
     (
       ('layout',),
       {'context/node_config_feat': bytes(3 * 2 * 18)},
@@ -327,7 +329,7 @@ def test_a_wrong_record_with_right_checksums(directory, kind, kinds, features, m
     (b'{"a": 1}', 'damaged record'),
   ],
 )
-def test_a_record_that_is_none(directory, data, message):
+def test_data_that_is_not_a_record(directory, data, message):
   (path,) = shards(directory, 'test')
   rewrite(directory, path, [data, *read(path)])
   (line,) = lines(directory)
@@ -345,7 +347,7 @@ def test_a_record_of_the_other_kind(directory, kind):
   ]
 
 
-def test_every_wrong_record_is_told(directory, kind):
+def test_every_wrong_record_is_reported(directory, kind):
   (path,) = shards(directory, 'test')
   wrong = spoiled(kind, **{'context/config_id': [0, 0, 0, 0]})
   rewrite(directory, path, [wrong, *read(path), wrong, wrong])
@@ -364,14 +366,14 @@ def test_a_shard_that_is_sound_but_not_the_one_that_was_written(directory):
 
 
 def test_a_config_that_occurs_twice(directory):
-  """Its record again, in another shard: each record by itself is right."""
+  """The record occurs again in another shard; each record by itself is right."""
   source, path = shards(directory)
   several = next(data for data in read(source) if records.decode_module_id(data) == 'many-π模')
   number, ids = len(read(path)), records.decode(several).config_id
   rewrite(directory, path, [*read(path), several])
   assert lines(directory)[-1] == (
-    f'train/{path.name}: record {number} (many-π模): config occurs twice: found config_id {min(ids)} again, '
-    'expected each config of a module once'
+    f'train/{path.name}: record {number} (many-π模): config occurs twice: '
+    f'found config_id {min(ids)} again, expected each config of a module once'
   )
 
 
@@ -383,8 +385,8 @@ def test_records_of_a_module_with_different_graphs(directory, kind):
   ]
   rewrite(directory, path, [records.encode_whole(part) for part in parts])
   assert lines(directory)[-1] == (
-    f'test/{path.name}: record 1 (same): records of one module with different graphs: found another graph than in '
-    f'test/{path.name}, record 0, expected the same graph'
+    f'test/{path.name}: record 1 (same): records of one module with different graphs: '
+    f'found another graph than in test/{path.name}, record 0, expected the same graph'
   )
 
 
@@ -422,7 +424,7 @@ def test_a_wrong_size(directory, sizes, name):
   )
 
 
-def test_sums_that_are_none(directory):
+def test_a_split_that_is_not_the_sum_of_its_shards(directory):
   edit_json(
     directory / 'manifest.json', lambda content: content['splits']['train'].update(configs=31)
   )
@@ -433,7 +435,7 @@ def test_sums_that_are_none(directory):
 
 
 @pytest.mark.parametrize('content', [None, '', '{', '{}', '[]', 'null', '{"format_version": 99}'])
-def test_a_manifest_that_is_none(directory, content):
+def test_a_missing_or_damaged_manifest(directory, content):
   path = directory / 'manifest.json'
   path.unlink() if content is None else path.write_text(content)
   report = validation.validate(directory)
@@ -441,7 +443,7 @@ def test_a_manifest_that_is_none(directory, content):
   assert report.faults[0].path == str(directory if content is None else path)
 
 
-def test_all_faults_of_files_are_told(directory):
+def test_all_faults_of_files_are_reported(directory):
   first, second = shards(directory)
   first.unlink()
   second.write_bytes(second.read_bytes() + b'x')
@@ -461,7 +463,7 @@ def test_all_faults_of_files_are_told(directory):
 
 
 def change(content, *keys, value=None, by=0.0):
-  """Sets what is at `keys`, or adds to it."""
+  """Sets the value at `keys`, or adds `by` to it."""
   for key in keys[:-1]:
     content = content[key]
   content[keys[-1]] = content[keys[-1]] + by if value is None else value
@@ -495,7 +497,7 @@ def test_a_wrong_statistic(directory, kind, feature, keys):
   )
 
 
-def test_a_difference_of_rounding_is_none(directory):
+def test_rounding_is_not_a_difference(directory):
   def round_all(content):
     for columns in content['features'].values():
       for part in (columns, columns['log']):
@@ -531,7 +533,7 @@ def test_a_difference_of_rounding_is_none(directory):
     (('other',), {}, 'damaged statistics'),
   ],
 )
-def test_statistics_that_are_none(directory, keys, value, message):
+def test_damaged_statistics(directory, keys, value, message):
   edit_json(
     directory / 'statistics.json',
     lambda content: change(content['features'], *keys, value=value or {}),
@@ -558,7 +560,7 @@ def test_features_that_are_missing_in_statistics(directory, kind, present):
 
 def test_comments_of_the_schema_do_not_matter(directory):
   path = directory / 'schema.pbtxt'
-  path.write_text('# Of another version.\n' + path.read_text())
+  path.write_text('# Comment of another version.\n' + path.read_text())
   assert lines(directory) == []
 
 
@@ -566,7 +568,7 @@ def test_another_schema(directory, kind):
   path = directory / 'schema.pbtxt'
   path.write_text(schema.text(next(name for name in module_lib.KINDS if name != kind)))
   (line,) = lines(directory)
-  assert line.startswith('schema.pbtxt: schema is not that of the records: found ')
+  assert line.startswith('schema.pbtxt: schema does not match the records: found ')
 
 
 def test_a_damaged_schema(directory):
@@ -577,10 +579,8 @@ def test_a_damaged_schema(directory):
 
 def test_rejected_inputs(directory):
   path = directory / 'rejected.jsonl'
-  row = {
-    'reason': 'empty file',
-    'path': 'a\u2028b\x85c.npz',
-  }  # With characters that are line ends to some.
+  # Some programs take these characters for line ends.
+  row = {'reason': 'empty file', 'path': 'a\u2028b\x85c.npz'}
   path.write_text(2 * (json.dumps(row, ensure_ascii=False) + '\n'))
   assert lines(directory) == [
     'rejected.jsonl: empty file: count differs from manifest.json: found 2, expected 0; '
@@ -598,7 +598,7 @@ def test_rejected_inputs(directory):
 
 
 @pytest.mark.parametrize('content', ['{', '[]', '3', '{"path": "a"}'])
-def test_rejected_inputs_that_are_none(directory, content):
+def test_a_damaged_list_of_rejected_inputs(directory, content):
   (directory / 'rejected.jsonl').write_text(content + '\n')
   (line,) = lines(directory)
   assert line.startswith('rejected.jsonl: damaged list')
@@ -627,7 +627,7 @@ def test_equal_graphs_in_two_splits_are_a_warning(tmp_path, kind):
 
 
 def report_order(directory):
-  """The modules of the valid split as they come."""
+  """Returns the names of the modules of the valid split in the order of their records."""
   return [
     records.decode_module_id(data) for path in shards(directory, 'valid') for data in read(path)
   ]

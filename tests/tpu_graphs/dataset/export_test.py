@@ -1,6 +1,4 @@
-"""Tests of tpu_graphs.dataset.export: what goes in through convert comes out again, and what may
-be written over.
-"""
+"""Tests of tpu_graphs.dataset.export: export undoes convert, and replaces only its own files."""
 
 import errno
 import importlib.util
@@ -36,8 +34,10 @@ _NAMES = ('train/a', 'train/b.c', 'train/größe 数据', 'valid/a', 'test/d')
 
 
 def sources(kind):
-  """Modules of all sorts: in one record and in several that lie in different shards, with runs
-  dropped, unmeasured.
+  """Returns name -> arrays of modules of all sorts.
+
+  The modules have one record or several in different shards; some have dropped runs, and some are
+  not measured.
   """
   runtimes = {'train/b.c': np.array([0, 5, 7, 1, 9]), 'test/d': np.zeros(11, int)}
   return {
@@ -60,7 +60,7 @@ def sources(kind):
 
 @pytest.fixture(scope='module')
 def dataset(kind, tmp_path_factory):
-  """A dataset directory of `sources`."""
+  """Returns the path of a dataset directory with `sources`."""
   return testing.convert_arrays(
     tmp_path_factory.mktemp(f'dataset-{kind}'), kind, sources(kind), **_OPTIONS
   )
@@ -116,9 +116,8 @@ def test_arrays_come_back(kind, dataset, tmp_path):
         'node_config_feat',
       ):
         arrays = {**arrays, **({part: arrays[part][measured]} if part in arrays else {})}
-    arrays.setdefault(
-      'node_splits', np.array([[0, len(arrays['node_opcode'])]])
-    )  # `npz.save` always writes them.
+    # `npz.save` always writes node_splits.
+    arrays.setdefault('node_splits', np.array([[0, len(arrays['node_opcode'])]]))
     assert set(found) == set(arrays), name
     for part, array in arrays.items():
       np.testing.assert_array_equal(found[part], array, err_msg=f'{name} {part}')
@@ -181,7 +180,7 @@ def test_published_files_come_back(collection, tmp_path):
 
 @testing.needs_shared
 def test_programs_of_hlo_come_back(tmp_path):
-  """Only what records do not tell is lost; see `records.decode`."""
+  """Only the fields that records do not hold are lost; see `records.decode`."""
   path = testing.SHARED / 'data/op_tuning_data.pb'
   convert.convert(
     inputs=[str(path)],
@@ -235,24 +234,24 @@ def test_index(kind, dataset, tmp_path, form):
   ]
 
 
-def test_what_npz_files_cannot_hold_is_told(tmp_path):
+def test_the_losses_of_npz_files_are_reported(tmp_path):
   choices = feature_choices.FeatureChoices(
     layout_padding=-1, extra=(user_features.degree, user_features.rank)
   )
   node_feat = np.zeros((4, 140), np.float32)
-  node_feat[:, 21] = node_feat[:, 27] = node_feat[:, 28] = (
-    5  # Shapes of one dimension, which have a layout.
-  )
+  # These are shapes of one dimension, which have a layout.
+  node_feat[:, 21] = node_feat[:, 27] = node_feat[:, 28] = 5
   data = testing.convert_arrays(
     tmp_path, 'layout', {'train/a': testing.layout_arrays(node_feat=node_feat)}, choices=choices
   )
   exported = export.export(data, tmp_path, form='npz')
   assert exported.left_out == (
-    'layouts are padded with 0 as published, not with -1; convert --layout_padding=-1 pads them so again',
-    'extra features degree (operands, consumers é); convert --extra_features=tests.user_features:degree computes '
-    'them again, unless they need HLO',
-    'extra features shape (rank); convert --extra_features=tests.user_features:rank computes them again, unless they '
-    'need HLO',
+    'layouts are padded with 0 as published, not with -1; '
+    'convert --layout_padding=-1 restores this padding',
+    'extra features degree (operands, consumers é); '
+    'convert --extra_features=tests.user_features:degree computes them again, unless they need HLO',
+    'extra features shape (rank); '
+    'convert --extra_features=tests.user_features:rank computes them again, unless they need HLO',
   )
   np.testing.assert_array_equal(load(tmp_path / 'npz/layout/x/train/a.npz')['node_feat'], node_feat)
   convert.convert(
@@ -325,7 +324,7 @@ def test_data_objects(kind, dataset, tmp_path):
 
 
 @needs_pyg
-def test_batches_count_ops_on(tmp_path):
+def test_batches_add_offsets_to_op_indices(tmp_path):
   from torch_geometric import data as pyg_data
 
   modules = []
@@ -371,7 +370,7 @@ def test_without_pytorch_geometric(dataset, tmp_path, monkeypatch):
   assert not (tmp_path / 'out').exists()
 
 
-# What cannot be exported.
+# Data that cannot be exported.
 
 
 def test_damaged_shard(dataset, tmp_path):
@@ -386,7 +385,7 @@ def test_damaged_shard(dataset, tmp_path):
 
 
 def test_records_of_another_schema(dataset, tmp_path):
-  """Their checksums are right, so that it shows only when they are decoded."""
+  """The checksums are right, so the fault shows only when the records are decoded."""
   shutil.copytree(dataset, tmp_path / 'data')
   path = next((tmp_path / 'data/train').iterdir())
   with open(path, 'rb') as file:
@@ -415,7 +414,7 @@ def test_no_such_split(tmp_path):
 
 
 @pytest.mark.parametrize('name', ['a/b', '..'])
-def test_names_that_are_no_file_names(name, tmp_path):
+def test_names_that_are_not_file_names(name, tmp_path):
   module = protos.HloModuleProto(name=name)
   module.computations.add(id=1, root_id=2, name='main').instructions.add(id=2, opcode='parameter')
   (tmp_path / 'm.pb').write_bytes(module.SerializeToString())
@@ -426,17 +425,16 @@ def test_names_that_are_no_file_names(name, tmp_path):
   )
   if name == 'a/b':
     error = refused(tmp_path / 'data', tmp_path / 'out')
-    assert (error.where, error.reason) == ('module_id', 'name cannot be that of a file')
+    assert (error.where, error.reason) == ('module_id', 'name cannot be a file name')
     assert 'a/b' in error.found
   else:
-    export.export(
-      tmp_path / 'data', tmp_path / 'out', form='npz'
-    )  # A fingerprint is added to the name.
+    # The name is no problem here: convert has added a fingerprint to it.
+    export.export(tmp_path / 'data', tmp_path / 'out', form='npz')
     assert len(list((tmp_path / 'out/npz/layout/own/train').glob('..*.npz'))) == 1
 
 
 @pytest.mark.parametrize('collection', ['tile:..', 'tile:a:..:..:..:b', 'tile:a/b', 'tile:a::b'])
-def test_collections_that_are_no_folders(collection, tmp_path):
+def test_collections_that_cannot_be_folders(collection, tmp_path):
   np.savez(tmp_path / 'a.npz', **testing.tile_arrays())
   convert.convert(
     inputs=[str(tmp_path / 'a.npz')],
@@ -444,13 +442,13 @@ def test_collections_that_are_no_folders(collection, tmp_path):
     options=options_lib.ConvertOptions(collection=collection, split='train'),
   )
   error = refused(tmp_path / 'data', tmp_path / 'out')
-  assert (error.where, error.reason) == ('collection', 'name cannot be that of a file')
+  assert (error.where, error.reason) == ('collection', 'name cannot be a file name')
 
 
 @pytest.mark.parametrize('output', ['', 'gs://bucket/out'])
 def test_output_elsewhere(dataset, output, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  with pytest.raises(errors.InputError, match='output is no local folder'):
+  with pytest.raises(errors.InputError, match='output is not a local folder'):
     export.export(dataset, output, form='npz')
   assert not os.listdir(tmp_path)
 
@@ -459,10 +457,10 @@ def test_unknown_form(dataset, tmp_path):
   assert refused(dataset, tmp_path / 'out', form='csv').expected == 'npz or pyg'
 
 
-# What is there already.
+# Outputs that exist already.
 
 
-def test_an_export_is_replaced_only_if_that_is_wanted(kind, dataset, tmp_path):
+def test_an_export_is_replaced_only_with_overwrite(kind, dataset, tmp_path):
   out = tmp_path / 'out'
   export.export(dataset, out, form='npz')
   error = refused(dataset, out)
@@ -483,7 +481,7 @@ def test_splits_and_collections_lie_side_by_side(kind, dataset, tmp_path):
   out = tmp_path / 'out'
   (out / 'npz' / kind / 'y/train').mkdir(parents=True)
   (out / 'npz' / kind / 'y/train/foreign.npz').write_text('x')
-  (out / 'npz' / kind / 'x/valid').mkdir(parents=True)  # An empty folder is in nobody's way.
+  (out / 'npz' / kind / 'x/valid').mkdir(parents=True)  # An empty folder may be replaced.
   for split in module_lib.SPLITS:
     export.export(dataset, out, form='npz', split=split)
   assert refused(dataset, out, split='test').reason == 'output exists'
@@ -505,7 +503,7 @@ def test_files_of_others_are_left_alone(index, overwrite, tmp_path):
   if index is not None:
     (folder / 'index.json').write_text(index)
   error = refused(data, tmp_path / 'out', overwrite=overwrite)
-  assert (error.path, error.reason) == (str(folder), 'output exists and is no export')
+  assert (error.path, error.reason) == (str(folder), 'output exists and is not an export')
 
 
 @pytest.mark.parametrize('overwrite', [False, True])
@@ -521,9 +519,7 @@ def test_a_file_in_place_of_a_folder(dataset, kind, overwrite, tmp_path):
   'error', [OSError(errno.ENOSPC, 'No space left on device'), KeyboardInterrupt()]
 )
 @pytest.mark.parametrize('existing', [False, True])
-def test_what_breaks_off_leaves_things_as_they_were(
-  dataset, tmp_path, monkeypatch, error, existing
-):
+def test_a_failed_export_changes_nothing(dataset, tmp_path, monkeypatch, error, existing):
   out = tmp_path / 'out'
   if existing:
     export.export(dataset, out, form='npz')

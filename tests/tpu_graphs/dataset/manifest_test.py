@@ -1,6 +1,4 @@
-"""Tests of tpu_graphs.dataset.manifest: sums of shards, and a manifest that is not what it
-should be.
-"""
+"""Tests of tpu_graphs.dataset.manifest: sums of shards, other versions, and damaged manifests."""
 
 import dataclasses
 import json
@@ -97,7 +95,7 @@ def test_other_version():
   )
 
 
-# What the first version lacks.
+# Fields that manifests of the first version lack.
 _EARLIER = {
   'unknown_opcodes',
   'without_configs',

@@ -1,5 +1,4 @@
-"""Tests of the way back in tpu_graphs.dataset.records: record -> `Module`, shares -> whole,
-TFRecord file -> records."""
+"""Tests of tpu_graphs.dataset.records: decoding records, merging shares, reading TFRecord files."""
 
 import dataclasses
 import io
@@ -94,9 +93,8 @@ def test_records_that_another_program_wrote(kind):
         tf.train.Example(features=tf.train.Features(feature={name: features[name]}))
         for name in names
       ]
-      data = b''.join(
-        part.SerializeToString() for part in parts
-      )  # Protobuf merges what is concatenated.
+      # Protobuf merges concatenated messages.
+      data = b''.join(part.SerializeToString() for part in parts)
       _assert_equal(records.decode(data), module)
 
 
@@ -113,7 +111,7 @@ def test_records_that_another_program_wrote(kind):
   ],
 )
 def test_segments(splits, expected):
-  """All but empty segments at the end, of which a record tells nothing."""
+  """Records keep all segments but empty segments at the end."""
   module = _module('layout', n=6, node_splits=np.array([splits]))
   found = records.decode(records.encode_whole(module))
   assert found.node_splits.tolist() == expected
@@ -138,7 +136,7 @@ def test_computations(computation, expected):
   assert found.computation.tolist() == computation
 
 
-def test_what_records_do_not_tell(kind):
+def test_fields_that_records_do_not_hold(kind):
   module = dataclasses.replace(
     _module(kind), dropped_runs={'x': 1}, unknown_opcodes={'topk': 1}, default_config=2
   )
@@ -152,9 +150,8 @@ def test_each_feature_is_needed(kind):
     less = tf.train.Example.FromString(example.SerializeToString())
     del less.features.feature[name]
     error = _damaged(less.SerializeToString())
-    if (
-      name != 'context/node_config_feat'
-    ):  # Without it, a record is taken for one of a tile module.
+    # Without this feature, a record is taken for a record of a tile module.
+    if name != 'context/node_config_feat':
       assert (error.reason, error.where) == ('feature missing in a record', name)
 
 
@@ -215,9 +212,8 @@ def test_any_changed_byte_is_refused_or_is_another_module(position, value, which
     module = records.decode(bytes(data))
   except errors.InputError:
     return
-  encoded = records.encode_whole(
-    module
-  )  # May be shorter: a changed varint may hold a digit too many.
+  # This may be shorter than `data`, where a changed varint may hold a digit too many.
+  encoded = records.encode_whole(module)
   assert records.encode_whole(records.decode(encoded)) == encoded
 
 
@@ -235,7 +231,7 @@ def test_varints_both_ways(values):
 @pytest.mark.parametrize(
   'data', [b'\x80', b'\x01\xff', b'\x80' * 10 + b'\x01', b'\x01' + b'\x80' * 11 + b'\x01']
 )
-def test_no_varints(data):
+def test_data_that_is_not_varints(data):
   with pytest.raises(ValueError, match='varints'):
     records.from_varints(data)
 
@@ -256,15 +252,13 @@ def test_merge_puts_shares_together(kind, c):
 
 
 def test_merge_of_one_part_is_that_part():
-  """Even where its configs do not come by their numbers: so nothing is changed by writing and
-  reading.
-  """
+  """The order of the configs stays as it is, so writing and reading change nothing."""
   module = _module('tile', config_id=np.array([5, 3, 9, 1, 0, 2]))
   [record] = records.encode(module)
   _assert_equal(records.merge([records.decode(record.data)]), module)
 
 
-def test_merge_orders_by_number():
+def test_merge_orders_configs_by_id():
   module = _module('layout', config_id=np.array([50, 30, 90, 10, 0, 20]))
   parts = [module.select_configs([2, 0, 4]), module.select_configs([5, 1, 3])]
   _assert_equal(records.merge(parts), module.select_configs(np.argsort(module.config_id)))

@@ -1,6 +1,4 @@
-"""Tests of tpu_graphs.dataset.records: tfgnn and the protobuf library are the oracles of every
-byte.
-"""
+"""Tests of tpu_graphs.dataset.records: tfgnn and protobuf are the oracles of every byte."""
 
 import dataclasses
 import io
@@ -64,7 +62,7 @@ def _cases():
 
 
 def _graph_tensor(module):
-  """The GraphTensor of a module, built piece by piece as the schema describes it."""
+  """Returns the GraphTensor of a module, built piece by piece as the schema describes it."""
   c, n = module.num_configs, module.num_ops
   ragged = {'config_id': module.config_id, 'config_runtime': module.config_runtime}
   context = {'module_id': tf.constant([module.module_id])}
@@ -86,10 +84,8 @@ def _graph_tensor(module):
   if module.num_extra:
     op_features['extra_feat'] = module.extra_feat
   op = tfgnn.NodeSet.from_fields(sizes=[n], features=op_features)
-  node_sets, edges = (
-    {'op': op},
-    {'operand': ('op', 'op', module.edge_index[:, 1], module.edge_index[:, 0])},
-  )
+  node_sets = {'op': op}
+  edges = {'operand': ('op', 'op', module.edge_index[:, 1], module.edge_index[:, 0])}
   if module.kind == 'layout':
     node_sets['config_op'] = tfgnn.NodeSet.from_fields(sizes=[module.num_config_ops], features={})
     edges['configures'] = (
@@ -191,8 +187,9 @@ def test_one_config_is_one_slice():
 
 @pytest.mark.parametrize('mk', [_T, _L])
 def test_edge_direction(mk):
-  """In `b = f(a)`, op 0 (a) is the producer and op 1 (b) the consumer; the file says [consumer,
-  operand].
+  """In `b = f(a)`, op 0 (a) is the producer and op 1 (b) the consumer.
+
+  The file stores the edge as [consumer, operand].
   """
   module = _module(mk, n=2, edge_index=np.array([[1, 0]]))
   adjacency = records.to_graph_tensor(module).edge_sets['operand'].adjacency
@@ -239,9 +236,9 @@ def _library_varints(values):
 def test_varints_equal_the_library(values):
   array = np.array(values, np.int64)
   assert records.varints(array) == _library_varints(values)
-  assert (
-    tf.train.Int64List(value=values).SerializeToString().endswith(records.varints(array))
-  )  # Behind its tag.
+  # The list begins with its tag, and the varints follow.
+  serialized = tf.train.Int64List(value=values).SerializeToString()
+  assert serialized.endswith(records.varints(array))
 
 
 @pytest.mark.parametrize(
@@ -314,7 +311,7 @@ def test_each_record_is_usable_alone(mk):
         assert features[name] == whole[name], name
 
 
-def test_measured_tells_of_the_module():
+def test_measured_describes_the_module():
   runtime = np.array([-1, -1, -1, -1, -1, 5])
   module = module_lib.Module(**{**vars(_module(_L)), 'config_runtime': runtime})
   assert [part.measured for part in _encode(module, max_configs=1)] == [True] * 6
@@ -377,14 +374,15 @@ def test_seed_and_name_decide_the_shares():
 
 
 def test_shares_are_fair_samples():
-  """Configs come sorted by runtime; a record of the first ones would hold the fast ones only."""
+  """Sources sort configs by runtime, so a record of the first configs would hold fast ones only."""
   parts = _encode(_module(_T, c=2000), max_configs=500)
   for part in parts:
-    assert abs(np.mean(_ids(part)) - 999.5) < 100  # Four standard deviations of such a mean.
+    # The limit is four standard deviations of this mean.
+    assert abs(np.mean(_ids(part)) - 999.5) < 100
 
 
 def test_shares_do_not_change():
-  """Recorded, not derived: where this fails, every split module gets other records than before."""
+  """The shares were recorded: if this fails, every split module gets other records than before."""
   parts = _encode(_module(_T, 'golden', c=7), max_configs=3, seed=5)
   assert [_ids(part) for part in parts] == [[0, 4, 6], [3, 5], [1, 2]]
 
@@ -434,7 +432,8 @@ def test_encoding_loads_no_tensorflow(tmp_path):
   code = (
     'import sys; from tpu_graphs.dataset import records; from tpu_graphs.sources import npz; '
     '[record] = records.encode(npz.load(sys.argv[1])); '
-    'print([name for name in ("tensorflow", "google.protobuf", "apache_beam") if name in sys.modules])'
+    'names = ("tensorflow", "google.protobuf", "apache_beam"); '
+    'print([name for name in names if name in sys.modules])'
   )
   run = subprocess.run(
     [sys.executable, '-c', code, tmp_path / 'm.npz'], check=True, capture_output=True, text=True

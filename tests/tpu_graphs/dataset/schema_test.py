@@ -48,9 +48,8 @@ def test_content(kind):
     'op': _OP,
     **({'config_op': {}} if kind == 'layout' else {}),
   }
-  assert {name: (edges.source, edges.target) for name, edges in proto.edge_sets.items()} == _EDGES[
-    kind
-  ]
+  ends = {name: (edges.source, edges.target) for name, edges in proto.edge_sets.items()}
+  assert ends == _EDGES[kind]
   assert all(not edges.features for edges in proto.edge_sets.values())
 
 
@@ -63,10 +62,10 @@ def test_text_path_and_proto_are_one(kind):
 
 @pytest.mark.parametrize('kind', ['tile', 'layout'])
 def test_text_states_the_edge_direction(kind):
-  assert (
+  direction = (
     'From an op (SOURCE, the producer) to each op that uses its result (TARGET, the consumer).'
-    in (schema.text(kind))
   )
+  assert direction in schema.text(kind)
 
 
 @pytest.mark.parametrize('kind', ['tile', 'layout'])
@@ -84,10 +83,8 @@ def test_extra_features_are_one_more_feature_of_ops(kind, num_extra):
   assert text_format.Parse(schema.text(kind, num_extra=num_extra), tfgnn.GraphSchema()) == proto
   del proto.node_sets['op'].features['extra_feat']
   assert proto == base
-  assert schema.graph_spec(kind, num_extra=num_extra).node_sets_spec['op']['extra_feat'].shape == [
-    None,
-    num_extra,
-  ]
+  op = schema.graph_spec(kind, num_extra=num_extra).node_sets_spec['op']
+  assert op['extra_feat'].shape == [None, num_extra]
 
 
 @pytest.mark.parametrize('kind', ['tile', 'layout'])
@@ -109,9 +106,8 @@ def test_import_is_cheap():
   code = (
     'import sys; from tpu_graphs.dataset import manifest, records, schema, statistics; '
     'from tpu_graphs.sources import npz, readers; '
-    'schema.text("tile"); print([m for m in ("tensorflow", "apache_beam", "absl") if m in sys.modules])'
+    'schema.text("tile"); '
+    'print([m for m in ("tensorflow", "apache_beam", "absl") if m in sys.modules])'
   )
-  assert (
-    subprocess.run([sys.executable, '-c', code], check=True, capture_output=True, text=True).stdout
-    == '[]\n'
-  )
+  run = subprocess.run([sys.executable, '-c', code], check=True, capture_output=True, text=True)
+  assert run.stdout == '[]\n'

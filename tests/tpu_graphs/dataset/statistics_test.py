@@ -29,7 +29,7 @@ def _module(kind, seed, **sizes):
   rng = np.random.default_rng(seed)
   scale = 10.0 ** rng.integers(-3, 10, 140) * rng.choice([-1, 0, 1], 140)
   arrays['node_feat'] = (arrays['node_feat'] * scale).astype(np.float32)
-  arrays['node_feat'][:, 5] = 7  # The same in every module, and so constant.
+  arrays['node_feat'][:, 5] = 7  # This column is equal in every module, so it is constant.
   config_id = np.arange(arrays['config_runtime'].size)
   return module_lib.Module(module_id=f'm{seed}', kind=kind, config_id=config_id, **arrays)
 
@@ -119,7 +119,7 @@ def test_no_rows():
 @hypothesis.given(
   values=hnp.arrays(np.int8, st.tuples(st.integers(0, 4), st.integers(0, 3), st.just(18)))
 )
-def test_counting_of_int8_equals_the_generic_way(values):
+def test_counts_of_int8_give_the_same_moments(values):
   module = _module('layout', 0, n=4, c=values.shape[0], nc=0)
   module = module_lib.Module(
     **{

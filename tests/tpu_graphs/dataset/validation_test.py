@@ -1,5 +1,6 @@
-"""Tests of tpu_graphs.dataset.validation: trees of raw files, reports, and work in several
-processes.
+"""Tests of tpu_graphs.dataset: validation of trees (tree_validation), and reports (checks).
+
+The tests of checks include work in several processes.
 """
 
 import io
@@ -32,6 +33,7 @@ def write(folder, files):
 
 
 def row(folder, **counts):
+  """Returns the row of a report; counts that are not given are 0."""
   columns = (
     'files',
     'faults',
@@ -46,11 +48,12 @@ def row(folder, **counts):
 
 
 def texts(path, errors_found):
+  """Returns the errors as text, with paths below `path`."""
   return [str(error).removeprefix(f'{path}/') for error in errors_found]
 
 
 def repeated(kind, **over):
-  """Arrays of seven configs, of which the last three are equal to the first."""
+  """Returns arrays of seven configs; the last three are equal to the first."""
   arrays = testing.arrays(kind, c=7, **over)
   name = {'tile': 'config_feat', 'layout': 'node_config_feat'}[kind]
   arrays[name][4:] = arrays[name][0]
@@ -81,7 +84,7 @@ def test_sound_tree(tmp_path, kind):
   assert report.warnings == ()
 
 
-def test_every_bad_file_is_told(tmp_path):
+def test_every_bad_file_is_reported(tmp_path):
   file = io.BytesIO()
   np.savez(file, **testing.tile_arrays())
   write(
@@ -151,7 +154,8 @@ def test_a_file_of_another_kind_in_a_folder(tmp_path):
     },
   )
   assert texts(tmp_path, validation.validate(tmp_path).faults) == [
-    f'x/b.npz: file of another kind than the folder: found a layout file, expected a tile file as {tmp_path}/x/a.npz'
+    'x/b.npz: file of another kind than the folder: found a layout file, '
+    f'expected a tile file like {tmp_path}/x/a.npz'
   ]
 
 
@@ -173,8 +177,10 @@ def test_equal_graphs_in_two_splits_are_a_warning(tmp_path, kind):
   report = validation.validate(tmp_path)
   assert report.is_sound
   assert texts(tmp_path, report.warnings) == [
-    'x: graphs of valid occur in train: found 2 of 3 modules, such as c like a, expected graphs of its own',
-    'x: graphs of test occur in train: found 1 of 1 module, such as f like b, expected graphs of its own',
+    'x: graphs of valid occur in train: found 2 of 3 modules, such as c like a, '
+    'expected graphs of its own',
+    'x: graphs of test occur in train: found 1 of 1 module, such as f like b, '
+    'expected graphs of its own',
   ]
 
 
@@ -240,6 +246,7 @@ def test_processes_find_the_same(tmp_path, kind):
 
 
 def in_processes(function, tasks, **options):
+  """Calls `checks.in_processes` with two processes and tasks of 1 GiB."""
   return checks.in_processes(
     function,
     tasks,
@@ -253,23 +260,18 @@ def test_results_come_in_order():
 
 
 def test_one_task_needs_no_process():
-  assert list(in_processes(lambda task: os.getpid(), [0])) == [
-    os.getpid()
-  ]  # A lambda cannot be sent to another.
+  # A lambda cannot be sent to another process.
+  assert list(in_processes(lambda task: os.getpid(), [0])) == [os.getpid()]
 
 
 def test_small_work_needs_no_process():
-  assert (
-    list(
-      checks.in_processes(
-        lambda task: os.getpid(), [0, 1], [5, 5], num_workers=None, name='x', progress=None
-      )
-    )
-    == [os.getpid()] * 2
+  results = checks.in_processes(
+    lambda task: os.getpid(), [0, 1], [5, 5], num_workers=None, name='x', progress=None
   )
+  assert list(results) == [os.getpid()] * 2
 
 
-def test_a_process_that_dies_is_told():
+def test_a_process_that_dies_is_reported():
   with pytest.raises(errors.InputError, match=r'a worker process died: .*; give --num_workers=1'):
     list(in_processes(os._exit, [1, 1]))
 
@@ -280,7 +282,7 @@ def test_an_exception_comes_through():
 
 
 class Recorder:
-  """Stands for `transfer.Progress`."""
+  """A stand-in for `terminal.Progress` that records its calls."""
 
   def __init__(self):
     self.calls = []
@@ -291,9 +293,8 @@ class Recorder:
 
 def test_progress_counts_bytes():
   progress = Recorder()
-  assert list(
-    checks.in_processes(str, [1, 2], [10, 5], num_workers=1, name='x', progress=progress)
-  ) == ['1', '2']
+  results = checks.in_processes(str, [1, 2], [10, 5], num_workers=1, name='x', progress=progress)
+  assert list(results) == ['1', '2']
   assert progress.calls == [('start', 'x', 15, 0), ('advance', 10), ('advance', 15), ('end', 15)]
 
 

@@ -1,6 +1,4 @@
-"""Node features, edges and segments of random instructions, against a straightforward
-re-implementation.
-"""
+"""Tests of node features, edges and segments of random instructions, against a naive oracle."""
 
 from hypothesis import given
 from hypothesis import settings
@@ -19,12 +17,12 @@ _ONE_HOT = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 16, 15, 18, 13, 14, 17)
 
 
 def _wrap(value):
-  """As int64 in two's complement."""
+  """Returns `value` wrapped to int64 in two's complement."""
   return (value + 2**63) % 2**64 - 2**63
 
 
 def _float32(value):
-  """The float32 nearest to an int, ties to the even mantissa, by exact comparison of integers."""
+  """Returns the float32 nearest to an int, ties to even, via exact comparison of integers."""
   guess = np.float32(value)
   near = [np.nextafter(guess, np.float32(-np.inf)), guess, np.nextafter(guess, np.float32(np.inf))]
   return min(
@@ -80,7 +78,7 @@ _INTS = st.lists(_INT, max_size=8)
 
 
 def _optional(**fields):
-  """Dicts with any of the fields left out."""
+  """Returns a strategy of dicts with any of the fields left out."""
   return st.fixed_dictionaries({}, optional=fields)
 
 
@@ -164,7 +162,7 @@ def test_features_of_random_instructions(computations):
 
 
 def _naive_edges(module):
-  """The sorted edges, or the reason of the error."""
+  """Returns the sorted edges, or a part of the reason of the error."""
   index, roots, edges = {}, {}, []
   instructions = [
     instruction for computation in module.computations for instruction in computation.instructions
@@ -210,7 +208,7 @@ _LINKED_COMPUTATION = st.fixed_dictionaries(
 def test_edges_of_random_ids(computations):
   module = _module(computations)
   expected = _naive_edges(module)
-  if isinstance(expected, str):  # Which of several faults is named is free.
+  if isinstance(expected, str):  # The error may name any of several faults.
     with pytest.raises(errors.InputError, match=r'unknown|without root|itself'):
       _read(module)
   else:
@@ -255,15 +253,14 @@ def test_segments(computations):
   [
     ([], 1, 0),
     ([0], 0, 0),
-    ([2**31, 2**31, 2**3, 5], 0, 2**32),  # 5 * 2^65 wraps to 0; 2^32 + 13 is no float32.
+    # 5 * 2^65 wraps to 0; 2^32 + 13 is not a float32.
+    ([2**31, 2**31, 2**3, 5], 0, 2**32),
     ([2**62, 2], np.float32(-(2.0**63)), np.float32(2.0**62)),
-    (
-      [9007199791611905],
-      9007200328482816,
-      9007200328482816,
-    ),  # By way of float64: 9007199254740992.
+    # Via float64, the result would be 9007199254740992.
+    ([9007199791611905], 9007200328482816, 9007200328482816),
     ([16777217], 16777216, 16777216),
-    ([1, 2, 3, 4, 5, 6, 7, 8], 40320, 36),  # Beyond the six that have a column.
+    # Only six dimensions have a column, but all of them count.
+    ([1, 2, 3, 4, 5, 6, 7, 8], 40320, 36),
   ],
 )
 def test_worked_sums_and_products(dimensions, product, total):

@@ -1,4 +1,4 @@
-"""The arrays of published files, and what a file of each type becomes."""
+"""Tests of tpu_graphs.hlo: the arrays of published files, and files of each type."""
 
 import logging
 import pathlib
@@ -124,7 +124,7 @@ def test_published_layout_file():
     112,
   )
   assert module.dropped_runs == {hlo.RUN_FAILED: 10}
-  assert module.config_id[-1] < 122  # Positions count the dropped runs, too.
+  assert module.config_id[-1] < 122  # Dropped runs count in the positions too.
   assert module.module_id == f'main__.10904_{1647297092728839203:016x}'
 
 
@@ -156,7 +156,7 @@ def test_program_of_today(kind):
 
 
 def _program(name='main'):
-  """Two ops: negate(parameter)."""
+  """Returns a program of two ops, negate(parameter)."""
   module = protos.HloModuleProto(name=name)
   entry = module.computations.add(name='entry', id=1, root_id=8)
   entry.instructions.add(name='p', opcode='parameter', id=7)
@@ -183,9 +183,9 @@ def test_program_without_runs(kind):
     )
     np.testing.assert_array_equal(module.edge_index, [[1, 0]])
     ids.append(module.module_id)
-  assert ids[1] == ids[2]  # The same bytes.
+  assert ids[1] == ids[2]  # Both files have the same bytes.
   assert ids[0] != ids[1]
-  assert '日本_0000000000000000' not in ids  # No fingerprint: a digest takes its place.
+  assert '日本_0000000000000000' not in ids  # A digest takes the place of the fingerprint.
   assert all(
     len(module_id) == len('日本_') + 16 and module_id.startswith('日本_') for module_id in ids
   )
@@ -193,7 +193,7 @@ def test_program_without_runs(kind):
   assert changed.module_id not in ids
 
 
-def test_program_with_buffers_is_no_run():
+def test_buffers_of_a_program_are_not_a_run():
   program = protos.HloProto(hlo_module=_program())
   program.buffer_assignment.buffer_allocations.add()
   [module] = hlo.from_bytes(program.SerializeToString())

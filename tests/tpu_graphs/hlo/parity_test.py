@@ -1,5 +1,6 @@
-"""The native extension and its Python twin give the same for any bytes: sound, damaged and
-hostile messages.
+"""Parity tests: the native extension and its Python twin return equal results for any bytes.
+
+The messages are valid, damaged or hostile.
 """
 
 import logging
@@ -29,9 +30,7 @@ _FILES = sorted(testing.GOLDEN.glob('*/*.pb'))
 
 
 def _outcome(call, *args):
-  """What a call gives, in a form that can be compared: arrays are equal in shape, dtype and
-  every bit.
-  """
+  """Returns the result or error of a call in a form that compares shape, dtype and every bit."""
   try:
     result = call(*args)
   except errors.InputError as error:
@@ -44,8 +43,10 @@ def _outcome(call, *args):
 
 
 def assert_same(data: bytes) -> int:
-  """Compares all that the two implementations tell of `data`; returns as how many types it
-  parses.
+  """Compares all results of both implementations for `data`.
+
+  Returns:
+    The number of message types that `data` parses as.
   """
   parsed = 0
   for name in _TYPES:
@@ -110,7 +111,7 @@ _NUMBERS_UNKNOWN = st.sampled_from([7, 19, 31, 59, 1000, 2**29 - 1])
 
 @st.composite
 def _unknown(draw, depth=0):
-  """A field that the schema does not know: of any number and wire type, or a group."""
+  """Draws a field that the schema does not know, of any number and wire type, or a group."""
   number = draw(_NUMBERS_UNKNOWN)
   wire_type = draw(st.sampled_from([0, 1, 2, 3, 5] if depth < 3 else [0, 1, 2, 5]))
   if wire_type == 3:
@@ -129,8 +130,9 @@ _IDS = frozenset(['id', 'root_id', 'operand_ids', 'called_computation_ids'])
 
 @st.composite
 def _message(draw, descriptor, depth=0):
-  """The bytes of a message: fields in any order, some of them twice, packed or not, of wrong
-  types, or unknown.
+  """Draws the bytes of a message.
+
+  Fields are in any order, some of them twice, packed or not, of wrong types, or unknown.
   """
   parts = []
   fields = [field for field in descriptor.fields if field.message_type is None or depth < 8]
@@ -144,7 +146,7 @@ def _message(draw, descriptor, depth=0):
 @st.composite
 def _known(draw, field, depth):
   kind = draw(st.integers(0, 19))
-  if kind == 0:  # Of another wire type than that of the schema.
+  if kind == 0:  # The wire type may differ from the schema.
     wire_type = draw(st.sampled_from([0, 1, 2, 5]))
     return _field(field.number, wire_type, draw(_VALUES[wire_type]))
   if field.message_type is not None:
@@ -257,7 +259,8 @@ def test_malformed_fields(bad):
   assert_same(b'\x1a' + _delimited(b'\x12' + _delimited(bad)))
 
 
-@pytest.mark.parametrize('field', [4, 1])  # tuple_shapes, which are read, or something unknown.
+# Field 4, tuple_shapes, is read; field 1 is unknown.
+@pytest.mark.parametrize('field', [4, 1])
 @pytest.mark.parametrize('depth', range(93, 102))
 def test_depth_of_messages_and_groups(field, depth):
   shape = b''
@@ -287,7 +290,7 @@ def test_float32_is_rounded_once():
 
 
 def test_memory_is_not_shared_with_the_file():
-  """Arrays live on when the document and its bytes are gone."""
+  """Checks that arrays stay valid after the document and its bytes are gone."""
   data = bytearray((testing.GOLDEN / 'modules' / 'convnet_train_unopt.pb').read_bytes())
   graph = native.parse('ModuleTuningData', bytes(data)).tuning(0).graph(0)
   expected = twin.parse('ModuleTuningData', bytes(data)).tuning(0).graph(0)

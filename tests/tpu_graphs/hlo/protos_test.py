@@ -1,4 +1,4 @@
-"""The reduced messages against TensorFlow's full ones."""
+"""Tests of tpu_graphs.hlo.protos: the reduced messages against TensorFlow's full messages."""
 
 import os
 import pathlib
@@ -11,8 +11,8 @@ import pytest
 from tests import testing
 from tpu_graphs.hlo import protos
 
-# Messages that TensorFlow does not have: field name -> number, type, repeated, as in the
-# tuning.proto of the dataset.
+# Messages that TensorFlow does not have, copied from the tuning.proto of the dataset: field name ->
+# number, type, repeated.
 _TUNING = {
   'TuningData': {'modules': (1, 'message', True)},
   'ModuleTuningData': {
@@ -42,7 +42,7 @@ _TUNING = {
 
 
 def _assert_subset(own, full, seen):
-  """Each field of the message descriptor `own`, and of the messages in it, is a field of `full`."""
+  """Checks that each field of the descriptor `own`, and of its messages, is a field of `full`."""
   if own.name in seen:
     return
   seen.add(own.name)
@@ -59,7 +59,7 @@ def _assert_subset(own, full, seen):
       assert {value.number: value.name for value in field.enum_type.values}.items() <= names.items()
 
 
-def test_messages_are_those_of_xla():
+def test_messages_are_equal_to_xla():
   hlo_pb2 = pytest.importorskip('tensorflow.compiler.xla.service.hlo_pb2')
   xla_data_pb2 = pytest.importorskip('tensorflow.compiler.xla.xla_data_pb2')
   seen = set()
@@ -71,7 +71,7 @@ def test_messages_are_those_of_xla():
 
 
 @pytest.mark.parametrize('name', _TUNING)
-def test_messages_are_those_of_the_dataset(name):
+def test_messages_are_equal_to_the_dataset(name):
   message = protos.TuningData.DESCRIPTOR.file.message_types_by_name[name]
   expected = {
     field: (number, getattr(descriptor.FieldDescriptor, f'TYPE_{type_name.upper()}'), repeated)
@@ -84,7 +84,7 @@ def test_messages_are_those_of_the_dataset(name):
 
 
 def test_tuning_data_of_full_messages():
-  """Bytes written with TensorFlow's classes come out as the same values."""
+  """Checks that bytes written with TensorFlow's classes are read as the same values."""
   hlo_pb2 = pytest.importorskip('tensorflow.compiler.xla.service.hlo_pb2')
   full = hlo_pb2.HloModuleProto(name='m', entry_computation_name='e', id=3)
   computation = full.computations.add(name='c', id=-5, root_id=1 << 40)

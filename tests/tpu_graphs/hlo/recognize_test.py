@@ -1,4 +1,4 @@
-"""Files of the wrong type, damaged files, and files that parse as more than one type."""
+"""Tests of tpu_graphs.hlo.recognize: wrong types, damage, and files that parse as several types."""
 
 import contextlib
 import itertools
@@ -119,7 +119,7 @@ def test_other_formats(data, found, kind):
     '\u65e5\u672c'.encode(),
   ],
 )
-def test_bytes_that_are_nothing(data, kind):
+def test_bytes_that_are_not_a_message(data, kind):
   assert _error(data, kind).reason == 'not a protobuf of a known type'
 
 
@@ -142,8 +142,8 @@ def test_truncated_file(kind):
     )
 
 
-def test_type_is_seen_in_small_files():
-  """Short names and few ops: a file may then parse as several types."""
+def test_type_of_small_files_is_recognized():
+  """Checks files with short names and few ops, which may parse as several types."""
   for name, opcode in itertools.product(['', 'e', 'empty', 'main', 'jit_f', 'ü'], ['add', 'erf']):
     program = protos.HloModuleProto(name=name)
     program.computations.add(name='main', id=1).instructions.add(opcode=opcode, id=1)
@@ -162,7 +162,7 @@ def test_type_is_seen_in_small_files():
       assert (layout.kind, layout.num_ops, layout.module_id[:-17]) == ('layout', 1, name)
 
 
-def test_kind_decides_where_the_file_says_nothing():
+def test_kind_decides_where_the_file_shows_no_type():
   data = protos.ModuleTuningData(module={}).SerializeToString()
   [module] = hlo.from_bytes(data, kind='layout')
   assert module.num_ops == 0

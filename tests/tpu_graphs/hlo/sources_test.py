@@ -23,7 +23,7 @@ def _ops(module):
 
 
 def _check(module, kind='layout'):
-  """What holds for every program: one root per computation, edges within it, no configs."""
+  """Checks that a program has one root per computation, edges, known opcodes and no configs."""
   assert (module.kind, module.num_configs, module.num_config_ops) == (kind, 0, 0)
   assert (
     module.node_feat[:, features.node_feature_names().index('is_root')].sum()
@@ -103,8 +103,8 @@ def test_tf_train_step(tf, train_step, images, optimized):
   module = sources.from_tf(train_step, images, tf.TensorSpec([8], tf.int64), optimized=optimized)
   _check(module)
   ops = _ops(module)
-  # Forward 2, gradients of the kernels 2, of the input 1; and that of the images, which only the
-  # optimizer removes.
+  # There are 2 forward convolutions, 2 gradients of kernels and 1 gradient of an input. Only XLA's
+  # passes remove the gradient of the images.
   assert ops['convolution'] == (5 if optimized else 6)
   assert ops['dot'] == 3
 
@@ -127,7 +127,7 @@ def test_program_is_the_one_that_tensorflow_runs(tf, train_step, images):
   _assert_same_program(by_spec, by_value)
 
 
-def test_whatever_can_be_called_in_tensorflow(tf):
+def test_every_kind_of_tensorflow_callable(tf):
   class Softmax(tf.Module):
     def __init__(self):
       self.weights = tf.Variable(tf.ones([4, 5]))
@@ -273,8 +273,8 @@ def test_jax_gradient(jax, optimized):
   )
   _check(module)
   ops = _ops(module)
-  # Each once forward and once for each of its two operands; the loop once forward and once
-  # backward.
+  # Convolution and dot occur once forward and once for each of their two operands; the loop occurs
+  # once forward and once backward.
   assert (ops['convolution'], ops['dot'], ops['while']) == (3, 3, 2)
 
 
@@ -298,7 +298,7 @@ def test_text_of_jax_equals_its_protobuf(jax, optimized):
   by_proto = sources.from_jax(lowered, optimized=optimized)
   assert by_text.num_ops == by_proto.num_ops
   assert _ops(by_text) == _ops(by_proto)
-  # The order of ops may differ: each row with those of its operands, regardless of order.
+  # The order of ops may differ, so each row is compared together with the rows of its operands.
   assert _neighbourhoods(by_text) == _neighbourhoods(by_proto)
 
 

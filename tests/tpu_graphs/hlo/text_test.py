@@ -1,4 +1,4 @@
-"""Tests of tpu_graphs.hlo.text: HLO text is the same graph as the protobuf of the same program."""
+"""Tests of tpu_graphs.hlo.text: text and protobuf of a program become the same graph."""
 
 import collections
 import json
@@ -18,7 +18,7 @@ from tpu_graphs.modules import features
 
 jaxlib = pytest.importorskip('jaxlib')
 
-# No version of the parser knows it.
+# No version of the parser knows this attribute.
 _FOREIGN = ', attribute_of_tomorrow={a="}\\"{", b={1,{2}}}'
 
 
@@ -27,7 +27,7 @@ def _columns(*names):
 
 
 def _graph(data):
-  """Ops and edges by names, which a text keeps while it changes the order of ops."""
+  """Returns ops and edges by names: a text keeps names, but may change the order of ops."""
   module = protos.HloModuleProto.FromString(data)
   [read] = hlo.read(data).modules
   names = [
@@ -108,15 +108,17 @@ def test_is_text(data, is_text):
   assert text.is_text(data) == is_text
 
 
-def test_protobufs_are_no_text():
+def test_protobufs_are_not_text():
   paths = sorted(testing.GOLDEN.rglob('*.pb'))
   assert paths
   assert not any(text.is_text(path.read_bytes()) for path in paths)
 
 
-# Everything that newer versions write, and what people write by hand. Worked out by hand below.
+# A module with all that newer versions write, and that people write by hand. The expected values
+# below are worked out by hand.
 _NEWER = r"""// A comment
-HloModule m.1, is_scheduled=true, entry_computation_layout={(f32[4,8]{1,0:T(8,128)})->f32[4]{0}}, new={ {0}: "}" }
+HloModule m.1, is_scheduled=true, entry_computation_layout={(f32[4,8]{1,0:T(8,128)})->f32[4]{0}},
+  new={ {0}: "}" }
 
 FileNames
 1 "/a {b}.py"
@@ -152,10 +154,12 @@ ENTRY main {
   r = f32[4]{0} reduce(a, zero), dimensions={1}, to_apply=add
   p = bf16[<=6,9]{1,0} pad(a, zero), padding=1_1x0_1_2
   s = f32[2,4]{1,0} slice(f32[4,8]{1,0} %a), slice={[0:4:2], [4:8]}
-  g = f32[8,8]{1,0} all-gather(a), channel_id=1, replica_groups=[1,2]<=[2], dimensions={0}, use_global_device_ids=true
-  k = f32[4,4]{1,0} dot(a, b), lhs_contracting_dims={1}, rhs_contracting_dims={0}, algorithm=dot_bf16_bf16_f32_x3
-  v = f32[4,8]{1,0} custom-call(a), custom_call_target="t//{", window={size=3x1 pad=1_1x0_0}, dim_labels=bf_io->bf,
-    feature_group_count=2, output_to_operand_aliasing={{}: (0, {})}
+  g = f32[8,8]{1,0} all-gather(a), channel_id=1, replica_groups=[1,2]<=[2], dimensions={0},
+    use_global_device_ids=true
+  k = f32[4,4]{1,0} dot(a, b), lhs_contracting_dims={1}, rhs_contracting_dims={0},
+    algorithm=dot_bf16_bf16_f32_x3
+  v = f32[4,8]{1,0} custom-call(a), custom_call_target="t//{", window={size=3x1 pad=1_1x0_0},
+    dim_labels=bf_io->bf, feature_group_count=2, output_to_operand_aliasing={{}: (0, {})}
   ROOT t = (f32[4]{0}, (f32[4,8]{1,0}, f8e8m0fnu[3]{0})) tuple(r, b), control-predecessors={%k, s}
 }
 """
@@ -201,8 +205,8 @@ def test_what_newer_versions_write(newline):
   [module] = hlo.read(source.encode()).modules
   assert module.module_id.startswith('m.1_')
   assert module.unknown_opcodes == {'future-op': 1}
-  # Roots of the three computations; edges of all operands but repeated ones, and of three called
-  # computations.
+  # Three computations have a root each. There are 15 edges of distinct operands and 3 edges of
+  # called computations.
   assert module.node_feat[:, 0].sum() == 3
   assert module.num_edges == 15 + 3
 
@@ -220,7 +224,7 @@ def test_what_newer_versions_write(newline):
   layout = ('layout_minor_to_major_0', 'layout_minor_to_major_1')
   assert values('a', *layout) == values('s', *layout) == [1, 0]
   assert values('w', *layout) == values('d', *layout) == [0, 1]
-  assert values('c', *layout) == [1, 0]  # Without a layout it is that of C.
+  assert values('c', *layout) == [1, 0]  # The default layout is row-major.
   assert not any(
     values('w', *[name for name in features.node_feature_names() if 'element_type' in name])
   )
@@ -274,7 +278,8 @@ def test_asynchronous_ops(opcode):
   ops = _instructions(f"""HloModule m
     ENTRY e {{
       a = f32[2]{{0}} parameter(0)
-      b = ((f32[2]{{0}}), f32[1]{{0}}, u32[]{{:S(2)}}) {opcode}-start(a){attribute}, async_execution_thread="t"
+      b = ((f32[2]{{0}}), f32[1]{{0}}, u32[]{{:S(2)}}) {opcode}-start(a){attribute},
+        async_execution_thread="t"
       c = ((f32[2]{{0}}), f32[1]{{0}}, u32[]{{:S(2)}}) {opcode}-update(b)
       ROOT d = f32[1]{{0}} {opcode}-done(c){_FOREIGN}
     }}""")
@@ -337,7 +342,7 @@ def test_called_computations_of_all_names():
 
 
 def test_values_that_are_left_out_take_no_memory():
-  """The parser would allocate 4 TB."""
+  """Checks a constant for which the parser would allocate 4 TB."""
   ops = _instructions("""HloModule m
     ENTRY e {
       a = f32[1000000,1000000]{1,0} parameter(0), metadata={op_name="constant({...})"}
@@ -351,7 +356,7 @@ def test_values_that_are_left_out_take_no_memory():
 
 @hypothesis.given(strategies.text(), strategies.text('{}()[]",\\/* =%\n', max_size=12))
 @hypothesis.settings(deadline=None, max_examples=50)
-def test_strings_are_not_looked_into(any_text, brackets):
+def test_content_of_strings_is_ignored(any_text, brackets):
   string = json.dumps(any_text + brackets)
   source = f"""HloModule m, new={string}
     ENTRY e {{
@@ -377,7 +382,7 @@ def test_shapes_are_inferred_and_instructions_nested():
 
 
 def test_mistakes_that_would_end_the_process():
-  """A reshape to another size, and a tile of -1: what is not given to the parser cannot hurt."""
+  """Checks a reshape to another size and a tile of -1, which the parser does not get."""
   ops = _instructions("""HloModule m
     ENTRY e {
       a = f32[2,3]{1,0:T(-1,128)} parameter(0)
@@ -395,7 +400,7 @@ def test_inferred_dimension_is_kept():
   assert list(ops['b'].dimensions) == [0]
 
 
-def test_equal_text_has_an_equal_name_whatever_the_parser():
+def test_equal_text_has_an_equal_name():
   [one], [other] = (hlo.read(_NEWER.encode()).modules for _ in range(2))
   assert one.module_id == other.module_id
   [changed] = hlo.read(_NEWER.replace('2 "c.py"', '2 "d.py"').encode()).modules

@@ -1,4 +1,4 @@
-"""Which runs and modules of tuning data are read, and as what."""
+"""Tests of tpu_graphs.hlo.tuning: the runs and modules of tuning data that are read."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def _layout(*runs, nodes=(0,), **fields):
   return module
 
 
-def test_tile_runs_that_are_no_measurement_are_dropped_with_their_position_counted():
+def test_tile_runs_that_are_not_measurements_are_dropped_but_count_in_positions():
   runs = [
     _tile_run(error=True),
     _tile_run(1),
@@ -85,8 +85,9 @@ def test_tile_modules_of_one_name_share_the_last_normalizer_and_get_distinct_ids
     module('a', 30, 1),
     module('a', 40, 2),
     module('a', 50, 1),
+    # This module has only one run and is skipped.
     module('a', 60, 1) | {'runs': [_tile_run(60, is_default=True)]},
-  ).modules  # The last is not selected.
+  ).modules
   assert [module.module_id for module in modules] == [
     'a_0000000000000001',
     'b_0000000000000001',
@@ -130,7 +131,7 @@ def test_tile_modules_that_are_skipped():
   }
 
 
-def test_tile_file_of_which_nothing_is_read():
+def test_tile_file_without_any_module_to_read():
   extraction = _tile({'runs': [_tile_run(), _tile_run()]})
   assert (extraction.modules, extraction.skipped) == ((), {hlo.SKIPPED_WITHOUT_HLO: 1})
 
@@ -147,7 +148,7 @@ def test_tile_module_without_default_refuses_the_file():
   assert '2 runs, 1 of them measured' in caught.value.found
 
 
-def test_layout_runs_that_are_no_measurement_are_dropped_with_their_position_counted():
+def test_layout_runs_that_are_not_measurements_are_dropped_but_count_in_positions():
   tile = _tile_run()
   module = _layout(
     _layout_run(0, error=True),
@@ -280,7 +281,7 @@ def test_module_that_is_too_large_is_refused_before_it_is_read():
   assert caught.value.found == '1 ops and 1 configs, arrays of 579 bytes'
 
 
-def test_default_config_is_that_of_the_first_kept_default_run():
+def test_default_config_is_the_config_of_the_first_kept_default_run():
   tile = [
     _tile_run(7, is_default=True, error=True),
     _tile_run(9),

@@ -1,4 +1,4 @@
-"""Tests of tpu_graphs.input.batching: what batches hold, against the arrays that went in."""
+"""Tests of tpu_graphs.input.batching: batches are compared with the arrays they are made of."""
 
 import collections
 import dataclasses
@@ -27,8 +27,10 @@ def _arrays(kind, n, c, seed, **over):
 
 
 def _sources(kind):
-  """Split/stem -> arrays: one op, no edge, C = 1, C < K, C == K, C > K, a unicode name, ties, no
-  or some runtimes.
+  """Returns arrays by split/stem.
+
+  There are modules with one op, no edge, C = 1, C < K, C == K, C > K, a unicode name, ties, and
+  with no or some runtimes.
   """
   runtime = np.arange(1, 10) * 1000
   sources = {
@@ -64,7 +66,7 @@ def directory(kind, sources, tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def measured(sources):
-  """Names of the modules of the train split that are measured."""
+  """Returns the names of the modules of the train split that are measured."""
   return {name.removeprefix('train/') for name in sources if name.startswith('train/')} - {
     'unmeasured'
   }
@@ -95,7 +97,7 @@ class _Component:
 
 
 def _components(graph):
-  """All components of a batch, padding included."""
+  """Returns all components of a batch, padding included."""
 
   def starts(part):
     return np.concatenate([[0], np.cumsum(part.sizes.numpy())])
@@ -142,8 +144,9 @@ def _components(graph):
 
 
 def _real(graph):
-  """The components of modules; checks those of padding, of which the last one has an op at
-  least.
+  """Returns the components of modules; checks the components of padding.
+
+  The last component of padding has at least one op.
   """
   components = _components(graph)
   real = [component for component in components if component.module_id]
@@ -165,8 +168,9 @@ def _real(graph):
 
 
 def _assert_configs(component, arrays, configs=_K):
-  """Each config is that of its id in `arrays`, none occurs twice, and padding follows; returns
-  the ids.
+  """Checks the configs of a component against `arrays`, and returns their ids.
+
+  Each config is the config of its id, none occurs twice, and padding follows.
   """
   context, runtime = component.context, arrays['config_runtime'].astype(np.int64)
   ids = context['config_id'][context['config_id'] >= 0]
@@ -196,7 +200,7 @@ def _assert_configs(component, arrays, configs=_K):
 
 
 def _assert_whole(component, arrays, configs=_K):
-  """A component holds the whole graph of `arrays` and configs of it; returns their ids."""
+  """Checks that a component holds the whole graph of `arrays`, and configs; returns their ids."""
   np.testing.assert_array_equal(component.ops['opcode'], arrays['node_opcode'])
   np.testing.assert_array_equal(component.ops['feat'], arrays['node_feat'])
   np.testing.assert_array_equal(component.ops['computation'], np.zeros(len(arrays['node_opcode'])))
@@ -206,7 +210,7 @@ def _assert_whole(component, arrays, configs=_K):
 
 
 def _parts(graph, other):
-  """Pairs of equal parts of two graphs."""
+  """Returns pairs of parts of two graphs that should be equal."""
   yield graph.context, other.context
   for sets, others in ((graph.node_sets, other.node_sets), (graph.edge_sets, other.edge_sets)):
     assert sets.keys() == others.keys()
@@ -254,7 +258,7 @@ def test_a_batch_has_about_as_many_ops_as_asked_for(directory, sources, measured
 
 
 def test_chunks_equal_what_tfgnn_merges(directory):
-  """The same by `tfgnn.parse_single_example` and `merge_batch_to_components`."""
+  # TF-GNN makes the same with `tfgnn.parse_single_example` and `merge_batch_to_components`.
   [graph] = _batches(
     directory, split='valid', options=_options(batch_size=9, configs_per_module=4), chunked=True
   )
@@ -367,13 +371,13 @@ def test_seed_and_epoch_decide_everything(directory):
 
 
 def _hold(directory, monkeypatch, pool):
-  """Lets the pool of the train split hold so many records."""
+  """Lets the pool of the train split hold `pool` records."""
   split = directory.split('train')
   monkeypatch.setattr(packing, '_POOL_BYTES', pool * -(-split.bytes // split.records))
 
 
 @pytest.mark.parametrize(('pool', 'packs'), [(1, 1), (4, 2), (9, 1), (100, 1)])
-def test_reading_goes_on_in_the_middle_of_an_epoch(directory, measured, monkeypatch, pool, packs):
+def test_reading_resumes_in_the_middle_of_an_epoch(directory, measured, monkeypatch, pool, packs):
   _hold(directory, monkeypatch, pool)
   monkeypatch.setattr(packing, 'CYCLE', 2)
   arguments = {
@@ -507,10 +511,9 @@ def test_modules_that_are_too_large_are_left_out(directory, sources, measured):
   assert dict(plan.oversize) == large
   assert plan.oversize[0] == ('large', 19)
   named = 'large (19 ops), more-5 (8 ops), many-π模 (7 ops)'
-  assert (
-    f'{len(large)} of more than 6 ops left out: {named}{f" and {len(large) - 3} more" * (len(large) > 3)}'
-    in (plan.describe())
-  )
+  if len(large) > 3:
+    named += f' and {len(large) - 3} more'
+  assert f'{len(large)} of more than 6 ops left out: {named}' in plan.describe()
   batches = _batches(directory, options=options)
   assert sorted(_ids(batches)) == sorted(measured - large.keys())
   assert max(graph.node_sets['op'].total_size for graph in batches) <= 8

@@ -1,4 +1,4 @@
-"""Tests of tpu_graphs.input.decoding: which configs are drawn."""
+"""Tests of the sampling of configs in tpu_graphs.input.decoding."""
 
 import collections
 
@@ -13,7 +13,7 @@ _SAMPLINGS = pytest.mark.parametrize('sampling', decoding.CONFIG_SAMPLINGS)
 
 
 def _draw(runtimes, *, configs, sampling='uniform', seed=0, normalizers=None):
-  """Ids of the configs drawn of each record, without padding; checks the padding."""
+  """Draws configs; returns the ids of each record without padding, and checks the padding."""
   values = np.concatenate([np.zeros(0, np.int64), *(np.array(row, np.int64) for row in runtimes)])
   ragged = tf.RaggedTensor.from_row_lengths(values, np.array([*map(len, runtimes)], np.int32))
   parsed = {'context/config_runtime': ragged}
@@ -63,7 +63,7 @@ def test_unmeasured_configs_are_taken_last(sampling):
 
 
 def _frequencies(runtimes, number=2000, **arguments):
-  """How often each config is the first that is drawn of a record."""
+  """Returns how often each config is the first that is drawn from a record."""
   counts = collections.Counter(
     chosen[0] for chosen in _draw([runtimes] * number, configs=1, **arguments)
   )

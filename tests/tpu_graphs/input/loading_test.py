@@ -1,6 +1,4 @@
-"""Tests of tpu_graphs.input.datasets: what comes out of a dataset directory, against the arrays
-that went in.
-"""
+"""Tests of tpu_graphs.input.loading: graphs are compared with the arrays of the source."""
 
 import collections
 import json
@@ -36,8 +34,10 @@ def _arrays(kind, n, c, seed, **over):
 
 
 def _sources(kind):
-  """Split/stem -> arrays: one op, one config, C < K, C == K, C > K, a unicode name, all ties, no
-  runtimes.
+  """Returns arrays by split/stem.
+
+  There are modules with one op, one config, C < K, C == K, C > K, a unicode name, all ties, and
+  no runtimes.
   """
   sources = {
     'train/one': _arrays(kind, 1, 1, 1),
@@ -67,7 +67,7 @@ def directory(kind, sources, tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def split_directory(kind, sources, tmp_path_factory):
-  """The same modules with at most four configs in a record."""
+  """Converts the same modules with at most four configs in a record."""
   return testing.convert_arrays(
     tmp_path_factory.mktemp(f'datasets_split_{kind}'),
     kind,
@@ -79,19 +79,19 @@ def split_directory(kind, sources, tmp_path_factory):
 
 @pytest.fixture
 def damaged(directory, tmp_path):
-  """A copy to be damaged."""
+  """Copies the directory, so that the copy can be damaged."""
   return shutil.copytree(directory, tmp_path / 'copy')
 
 
 def _dense(value, axis):
-  """What `value` holds, [K, ...], where `axis` counts the configs."""
+  """Returns the content of `value` as [K, ...], where `axis` counts the configs."""
   if isinstance(value, tf.RaggedTensor):
     value = value.to_tensor()
   return np.moveaxis(value.numpy(), axis, 0)
 
 
 def _configs(graph):
-  """Context feature -> [K, ...] of a graph of one module; layouts as 'config_feat' [K, NC, 18]."""
+  """Returns features [K, ...] by name; layouts are 'config_feat' [K, NC, 18]."""
   context = {
     name: _dense(value[0], 0)
     for name, value in graph.context.features.items()
@@ -99,15 +99,15 @@ def _configs(graph):
   }
   if 'config_op' in graph.node_sets:
     layouts = _dense(graph.node_sets['config_op']['config_feat'], 1)
-    # A ragged tensor without rows cannot tell how long they would be.
-    context['config_feat'] = (
-      layouts if layouts.shape[1] else np.zeros((len(context['config_id']), 0, 18), np.int8)
-    )
+    # A ragged tensor without rows does not hold the length of a row.
+    if not layouts.shape[1]:
+      layouts = np.zeros((len(context['config_id']), 0, 18), np.int8)
+    context['config_feat'] = layouts
   return context
 
 
 def _expected(arrays):
-  """The same of the source, with all configs."""
+  """Returns the features of all configs of the source, as `_configs` does for a graph."""
   runtime = arrays['config_runtime'].astype(np.int64)
   unmeasured = runtime == 0
   result = {
@@ -132,7 +132,7 @@ def _id(graph):
 
 
 def _flat(graph):
-  """Everything that a graph holds, as a list of arrays."""
+  """Returns the content of a graph as a list of arrays."""
   values = [
     value
     for part in (graph.context, *graph.node_sets.values())
@@ -158,8 +158,9 @@ def _assert_equal(graphs, others):
 
 
 def _assert_rows(configs, arrays):
-  """Each real row of `configs` is that of its config_id in `arrays`, each id occurs once, and
-  the rest is padding.
+  """Checks that real rows of `configs` equal the row of their config_id in `arrays`.
+
+  Each id occurs once, and the other rows are padding.
   """
   expected = _expected(arrays)
   assert configs.keys() == expected.keys()
@@ -220,13 +221,14 @@ def test_samples_are_uniform_over_epochs(directory):
       ids = _configs(graph)['config_id'].tolist()
       counts.update(ids)
       drawn.add(tuple(sorted(ids)))
-  assert set(counts) == set(range(30))  # 60 * 5 draws of 30: 10 of each on average, deviation 2.9.
+  # 60 * 5 draws of 30 configs give 10 of each on average, with a deviation of 2.9.
+  assert set(counts) == set(range(30))
   assert max(counts.values()) <= 22
   assert len(drawn) > epochs // 2
 
 
 def test_modules_do_not_share_their_sample(tmp_path, kind):
-  # Equal positions in every module would tie the configs of modules together.
+  # With equal positions in every module, the configs of modules would depend on each other.
   directory = testing.convert_arrays(
     tmp_path, kind, {f'train/m{i}': _arrays(kind, 2, 40, i) for i in range(4)}
   )
@@ -328,7 +330,7 @@ def _relative(tmp_path, runtime, normalizers):
 
 
 @pytest.mark.parametrize('normalizer', [None, 1, 910_876_403, 2**31])
-def test_relative_runtime_tells_neighbours_near_1e9_apart(tmp_path, normalizer):
+def test_relative_runtime_distinguishes_neighbours_near_1e9(tmp_path, normalizer):
   runtime = np.arange(910_876_401, 910_876_407)
   relative = _relative(tmp_path, runtime, None if normalizer is None else np.full(6, normalizer))
   assert (np.diff(relative) > 0).all()
@@ -337,8 +339,8 @@ def test_relative_runtime_tells_neighbours_near_1e9_apart(tmp_path, normalizer):
 
 
 def test_relative_runtime_by_hand(tmp_path):
-  # 1/2, 2/4 (a tie), 3/1, and a ratio below the resolution that must not become 0 or "not
-  # measured".
+  # The ratios are 1/2, 2/4 (a tie), 3/1, and one below the resolution, which must not become 0 or
+  # "not measured".
   relative = _relative(tmp_path, [1000, 2000, 3000, 2], [2000, 4000, 1000, 2**62])
   np.testing.assert_array_equal(relative, [2**31, 2**31, 3 * 2**32, 1])
 
@@ -356,7 +358,7 @@ def test_relative_runtime_keeps_the_order_of_the_ratio(pairs):
   assert (relative > 0).all()
   assert (steps >= 0).all()
   assert (steps[differences == 0] == 0).all()
-  # Apart by more than the resolution, and not beyond the range.
+  # Only ratios within the range that differ by more than the resolution are compared.
   assert (steps[(differences > 2.0**-32) & (ratio[order][1:] < 2**20)] > 0).all()
 
 
@@ -476,7 +478,8 @@ def test_flipped_byte_is_named(damaged, position, options):
   data = bytearray(shard.read_bytes())
   data[position] ^= 0x10
   shard.write_bytes(data)
-  directory = directory_lib.open_directory(damaged)  # Same length: only reading tells.
+  # The length is the same, so that only reading finds the damage.
+  directory = directory_lib.open_directory(damaged)
   with pytest.raises(errors.InputError) as info, directory_lib.damage_explained(directory):
     list(loading.load(directory, 'train', **options))
   assert (info.value.reason, info.value.path) == ('damaged shard', str(shard))

@@ -34,7 +34,7 @@ def _naive_next_fit(sizes, limits, ends):
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_next_fit_is_that_of_a_loop(data):
+def test_next_fit_equals_a_loop(data):
   dimensions = data.draw(st.integers(1, 3))
   blocks = data.draw(
     st.lists(
@@ -71,9 +71,8 @@ def test_shapes_of_very_many_sizes():
   found = packing.least_padding(sizes, 4)
   assert len(found) == 4
   assert found[-1] == 100_000
-  assert (
-    sum(np.array(found)[np.searchsorted(found, sizes)]) / sizes.sum() < 1.26
-  )  # 1.25 is the best there is.
+  # The best ratio that is possible is 1.25.
+  assert sum(np.array(found)[np.searchsorted(found, sizes)]) / sizes.sum() < 1.26
 
 
 @settings(max_examples=100, deadline=None)
@@ -180,7 +179,7 @@ def test_more_shapes_leave_less_padding(directory):
 
 @pytest.mark.parametrize(('pool', 'rounds'), [(1, 1), (2, 2), (5, 5), (12, 6), (49, 7), (50, 1)])
 @pytest.mark.parametrize('num_inputs', [1, 2])
-def test_records_are_read_by_turns_and_leave_a_pool_at_random(
+def test_records_are_read_round_robin_and_leave_a_pool_at_random(
   directory, monkeypatch, pool, rounds, num_inputs
 ):
   split = directory.split('train')
@@ -210,7 +209,8 @@ def test_records_are_read_by_turns_and_leave_a_pool_at_random(
         left += [held.pop(leaving[place]) for place in places]
         ends.append(len(left))
       assert not held
-      assert left == epoch_plan.items.numpy().tolist()  # All are measured, so items are records.
+      # All records are measured, so items are records.
+      assert left == epoch_plan.items.numpy().tolist()
       assert [*ends, len(left)] == epoch_plan.round_ends.numpy().tolist()
       orders.add(tuple(left))
       assert pool == 1 or left != read

@@ -1,5 +1,7 @@
-"""Tests of tpu_graphs.metrics.config_indices: positions are found in any order, and what cannot be
-is refused by name."""
+"""Tests of tpu_graphs.metrics.config_indices.
+
+Positions are found in any order, and invalid positions are refused by name.
+"""
 
 import hypothesis
 from hypothesis import strategies as st
@@ -35,10 +37,8 @@ def test_repeated_positions_count_twice_in_metrics():
 def test_rows_of_finds_every_position(config_id, data):
   positions = data.draw(st.lists(st.sampled_from(config_id), min_size=1))
   config_id, positions = np.array(config_id), np.array(positions)
-  assert (
-    config_id[config_indices.rows_of(positions, config_id, where='m')].tolist()
-    == positions.tolist()
-  )
+  rows = config_indices.rows_of(positions, config_id, where='m')
+  assert config_id[rows].tolist() == positions.tolist()
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,14 @@ def test_unknown_modules_are_refused():
     pytest.param('', 'damaged JSON', id='empty'),
     pytest.param('{"a": [1', 'damaged JSON', id='cut off'),
     pytest.param('[' * 100_000, 'damaged JSON', id='deep'),
-    pytest.param('[1, 2]', r'no map of modules: found \[1, 2\], expected {"MODULE"', id='list'),
-    pytest.param('{}', 'no map of modules: found {}', id='nothing'),
+    pytest.param('[1, 2]', r'not a map of modules: found \[1, 2\], expected {"MODULE"', id='list'),
+    pytest.param('{}', 'not a map of modules: found {}', id='nothing'),
     pytest.param('{"a": [1], "a": [2]}', 'a: module occurs twice', id='module twice'),
-    pytest.param('{"a": 1}', r'a: no list of positions: found 1, expected \[POSITION', id='number'),
-    pytest.param('{"a": []}', r'a: no list of positions: found \[\]', id='empty list'),
-    pytest.param('{"a": {"b": 1}}', 'a: no list of positions: found {"b": 1}', id='map'),
+    pytest.param(
+      '{"a": 1}', r'a: not a list of positions: found 1, expected \[POSITION', id='number'
+    ),
+    pytest.param('{"a": []}', r'a: not a list of positions: found \[\]', id='empty list'),
+    pytest.param('{"a": {"b": 1}}', 'a: not a list of positions: found {"b": 1}', id='map'),
     pytest.param(
       '{"a": [0, -1]}', r'a\[1\]: not a position: found -1, expected an integer >= 0', id='negative'
     ),

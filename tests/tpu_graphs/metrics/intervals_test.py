@@ -1,5 +1,7 @@
-"""Tests of tpu_graphs.metrics.intervals: SciPy as the oracle of intervals and p-values,
-comparisons worked out by hand."""
+"""Tests of tpu_graphs.metrics.intervals.
+
+SciPy is the oracle of intervals and p-values; comparisons are worked out by hand.
+"""
 
 import dataclasses
 import json
@@ -17,7 +19,7 @@ NAN = math.nan
 
 
 def _table(values, num_configs=5):
-  """From module -> metrics by name."""
+  """Returns a table from module -> metrics by name."""
   names = list(next(iter(values.values())))
   return module_table.ModuleTable(
     tuple(values),
@@ -29,8 +31,8 @@ def _table(values, num_configs=5):
 @pytest.mark.parametrize('size', [3, 4, 8, 100, 1500])
 @pytest.mark.parametrize('confidence', [0.9, 0.95])
 def test_interval_equals_scipy(size, confidence):
-  # Multiples of the size have exact means, so that a resample with the mean of all is one for SciPy
-  # as well.
+  # Multiples of the size have exact means, so that SciPy too finds equal a resample's mean and the
+  # mean of all values.
   values = np.random.default_rng(size).lognormal(8, 1, size=size).round() * size
   for seed in (0, 1):
     found = intervals.of_mean(
@@ -59,8 +61,8 @@ def test_interval_holds_the_true_mean_about_as_often_as_it_says():
 
 
 def test_interval_of_two_distinct_values_worked_out_by_hand():
-  # Of 0 and 1 in equal shares no bias and no acceleration: the quantiles of a binomial
-  # distribution.
+  # With 0 and 1 in equal shares there is neither bias nor acceleration, so that the ends are
+  # quantiles of a binomial distribution.
   values = np.tile([0.0, 1.0], 50)
   found = intervals.of_mean(values, intervals.BootstrapOptions(resamples=20_000))
   low, high = scipy.stats.binom.ppf([0.025, 0.975], 100, 0.5) / 100
@@ -169,7 +171,7 @@ def test_comparison_worked_out_by_hand():
   assert opa.difference.mean == pytest.approx((0.4 - 0.1 + 0 + 0.1) / 4)
   assert (opa.difference.num_modules, opa.difference.undefined) == (4, 1)
   assert opa.difference.low < opa.difference.mean < opa.difference.high
-  assert opa.p_value == 1  # Of 3: 2 * (1 + 3) / 8.
+  assert opa.p_value == 1  # With 3 modules that differ: 2 * (1 + 3) / 8.
   assert (top.wins, top.losses, top.ties) == (3, 1, 0)  # Lower is better.
   assert top.difference.mean == pytest.approx((-0.2 + 0.5 - 0.2 - 0.2) / 4)
   assert top.p_value == 2 * (1 + 4) / 16

@@ -109,7 +109,7 @@ def test_top_k_error_by_k(k, error):
 def test_top_k_error_takes_tied_scores_by_position():
   runtimes, scores = np.array([300, 200, 100, 400]), np.array([1, 0, 1, 1], np.float32)
   assert [metrics.top_k_error(runtimes, scores, k) for k in (1, 2, 3)] == [1, 1, 0]
-  # Long enough for a sort that is not stable to show.
+  # The arrays are so long that a sort that is not stable would show.
   rng = np.random.default_rng(0)
   runtimes, scores = rng.permutation(2000) + 1, rng.integers(0, 4, 2000).astype(np.float32)
   for k in (1, 5, 10, 100, 600):
@@ -148,13 +148,13 @@ def test_scores_are_compared_in_their_own_precision():
 
 
 def test_tile_is_judged_relative_to_the_normalizer():
-  # In ns the second config is the faster one; relative to the default config of the same run it is
-  # the slower one.
+  # In ns the second config is the faster one; relative to the default config of the same run the
+  # second config is slower.
   runtimes = module.relative_runtime(np.array([1000, 900]), np.array([2000, 900]))
   assert runtimes.tolist() == [0.5, 1]
   assert metrics.opa(runtimes, np.array([0.0, 1.0])) == 1
   assert metrics.top_k_error(runtimes, np.array([1.0, 0.0]), 1) == 1
-  # 0.5 in both runs: nothing to rank.
+  # Both runs have the ratio 0.5, so there is nothing to rank.
   equal = module.relative_runtime(np.array([1000, 500]), np.array([2000, 1000]))
   assert math.isnan(metrics.opa(equal, np.array([0.0, 1.0])))
 
@@ -223,12 +223,10 @@ def test_tau_of_100_000_configs_with_many_ties():
 @pytest.mark.slow
 def test_a_million_configs():
   rng = np.random.default_rng(0)
-  runtimes = rng.integers(
-    10**11, 10**11 + 10**6, 10**6
-  )  # More than half of them occur more than once.
-  scores = ((runtimes - 10**11 + rng.normal(scale=5e5, size=10**6)) / 1e3).astype(
-    np.float16
-  )  # Many are equal.
+  # More than half of the runtimes occur more than once, and many scores are equal.
+  runtimes = rng.integers(10**11, 10**11 + 10**6, 10**6)
+  noise = rng.normal(scale=5e5, size=10**6)
+  scores = ((runtimes - 10**11 + noise) / 1e3).astype(np.float16)
   counts = metrics.pair_counts(runtimes, scores)
   assert counts.kendall_tau == pytest.approx(
     scipy.stats.kendalltau(runtimes, scores).statistic, abs=1e-12
@@ -412,7 +410,8 @@ def test_summaries_merge_to_the_same_in_any_order_and_grouping(results, groups):
 
 
 def test_summary_means_are_the_exact_sums_rounded_once():
-  # Of thirds and tenths, and of one large value that would swallow small ones in a float sum.
+  # The values are thirds and tenths, and one large value that would swallow small ones in a float
+  # sum.
   results = [_evaluate(str(i), [1, 1 + i], [1, 0]) for i in range(1, 40)] + [
     _evaluate('huge', [1, 2**62], [1, 0])
   ]

@@ -1,5 +1,6 @@
-"""Tests of tpu_graphs.metrics.module_table: columns of results and of CSV files; damage is told
-by its line.
+"""Tests of tpu_graphs.metrics.module_table.
+
+Columns of results and of CSV files are correct; damage is reported with its line.
 """
 
 import math

@@ -1,6 +1,4 @@
-"""Tests of tpu_graphs.metrics.programs: names as they occur in the public splits and in measured
-files.
-"""
+"""Tests of tpu_graphs.metrics.programs with names from the public splits and measured files."""
 
 import numpy as np
 import pytest

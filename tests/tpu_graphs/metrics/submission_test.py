@@ -1,5 +1,6 @@
-"""Tests of tpu_graphs.metrics.submission: rows and scores worked out by hand, perfect rankings,
-and malformed files.
+"""Tests of tpu_graphs.metrics.submission.
+
+Rows and scores are worked out by hand; there are perfect rankings and malformed files.
 """
 
 import hypothesis
@@ -57,7 +58,7 @@ def test_rows_worked_out_by_hand():
       'tile:xlb',
       'm',
       [0],
-      "no collection of the competition: found 'tile:xlb', expected tile:xla, ",
+      "not a collection of the competition: found 'tile:xlb', expected tile:xla, ",
       id='other',
     ),
     pytest.param(
@@ -80,7 +81,7 @@ def test_refuses_rows(collection, module_id, config_id, message):
     submission.row(collection, module_id, np.array(config_id, np.int64), np.arange(len(config_id)))
 
 
-def test_missing_rows_are_told():
+def test_missing_rows_are_reported():
   assert submission.missing_rows(submission.ROWS) == []
   assert submission.missing_rows({**submission.ROWS, 'tile:xla': 843, 'layout:nlp:random': 18}) == [
     'tile:xla: 843 of 844 rows',
@@ -113,8 +114,8 @@ def test_tile_score_can_be_negative_and_is_relative_to_normalizers():
 
 
 def test_layout_score_worked_out_by_hand():
-  # Pairs of runtimes 10, 20, 20, 30 in the order 0, 3, 1, 2: (1, 3) and (2, 3) are wrong, (1, 2)
-  # ties, three are right.
+  # In the order 0, 3, 1, 2, the pairs (1, 3) and (2, 3) of the runtimes 10, 20, 20, 30 are wrong,
+  # the pair (1, 2) ties, and three pairs are right.
   module = _measured('m', [10, 20, 20, 30])
   found = _score('layout:xla:random', 'layout:xla:random:m,0;3;1;2', module)
   assert found.score == pytest.approx((3 - 2) / (5 * 6) ** 0.5)

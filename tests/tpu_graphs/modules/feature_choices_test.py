@@ -1,6 +1,4 @@
-"""Tests of tpu_graphs.modules.feature_choices: padding of layouts against HLO, and features of a
-user's own.
-"""
+"""Tests of tpu_graphs.modules.feature_choices: layout padding against HLO, and user features."""
 
 import dataclasses
 import os
@@ -37,7 +35,7 @@ _REAL = [
 
 
 def _module(n=4, **fields):
-  """A tile module with a chain of n ops."""
+  """Returns a tile module with a chain of n ops."""
   arrays = {
     **testing.tile_arrays(n=n, c=2),
     'node_splits': np.array([0, n]),
@@ -62,17 +60,15 @@ def _refusal(call, *args, **kwargs):
 
 
 def _published_row(dimensions, layout):
-  """What the published form tells of a shape, by the columns' names."""
+  """Returns the published features, float32 [140], of an op with this shape and layout."""
   row = np.zeros(140, np.float32)
   total, product = 0, 1
   for size in dimensions:
     total, product = total + size, product * size
-  for name, value in [
-    *((f'shape_dimensions_{i}', size) for i, size in enumerate(dimensions[:6])),
-    ('shape_dimensions_sum', total),
-    ('shape_dimensions_product', product),
-    *((f'layout_minor_to_major_{i}', place) for i, place in enumerate(layout[:6])),
-  ]:
+  values = {'shape_dimensions_sum': total, 'shape_dimensions_product': product}
+  values.update((f'shape_dimensions_{i}', size) for i, size in enumerate(dimensions[:6]))
+  values.update((f'layout_minor_to_major_{i}', place) for i, place in enumerate(layout[:6]))
+  for name, value in values.items():
     row[features.node_feature_names().index(name)] = value
   return row
 
@@ -91,7 +87,7 @@ def _padded_layouts(rows):
     lambda dimensions: st.tuples(st.just(dimensions), st.permutations(range(len(dimensions))))
   )
 )
-def test_every_layout_is_told(shape):
+def test_every_layout_is_recovered(shape):
   dimensions, layout = shape
   assert _padded_layouts([_published_row(dimensions, layout)]) == [(list(layout) + [-1] * 6)[:6]]
 
@@ -105,7 +101,7 @@ def test_shape_without_layout(dimensions):
 
 
 @pytest.mark.parametrize('dimensions', [[1], [0], [12], [0, 0], [0] * 7])
-def test_shapes_without_layout_that_look_as_if_they_had_that_of_one_dimension(dimensions):
+def test_shapes_without_layout_that_look_as_if_they_had_one_dimension(dimensions):
   assert _padded_layouts([_published_row(dimensions, [])]) == [[0] + [-1] * 5]
 
 
@@ -131,7 +127,7 @@ def test_padding_and_back(shape):
 
 
 def _places(path):
-  """First places of each op's layout as the protobuf tells them, [N, 6], by module."""
+  """Returns a list [N, 6] for each module: the first places of each op's layout in the protobuf."""
   data = path.read_bytes()
   parents = (
     protos.TuningData.FromString(data).modules
@@ -183,7 +179,7 @@ def test_saved_file_has_the_published_padding(tmp_path):
   )
 
 
-# Features of a user's own.
+# A user's own features.
 
 
 def test_columns_stand_side_by_side():
@@ -196,7 +192,7 @@ def test_columns_stand_side_by_side():
   assert choices.add_extra(module, None).extra_feat.shape == (4, 3)
 
 
-def test_no_extra_features_leave_the_module_as_it_is():
+def test_module_without_extra_features_is_unchanged():
   module = _module()
   assert feature_choices.PUBLISHED.add_extra(module, b'') is module
   assert feature_choices.PUBLISHED.num_extra == 0
@@ -311,7 +307,7 @@ def test_wrong_choices():
     assert _refusal(feature_choices.FeatureChoices, padding).expected == '0 or -1'
 
 
-# Where functions are found again.
+# Sources of functions.
 
 
 def test_decorated_function_knows_its_source():
@@ -352,8 +348,8 @@ def test_load():
     ('..tests:f', 'extra features cannot be imported', 'TypeError'),
     ('tests.user_features:none', 'no such extra features', 'no none in'),
     ('tests.user_features:HERE.none', 'no such extra features', ''),
-    ('tests.user_features:HERE', 'no extra features', 'type str'),
-    ('tests.user_features:plain', 'no extra features', 'type function'),
+    ('tests.user_features:HERE', 'not extra features', 'type str'),
+    ('tests.user_features:plain', 'not extra features', 'type function'),
   ],
 )
 def test_load_of_what_is_not_there(source, reason, words):
@@ -370,11 +366,11 @@ def test_load_of_a_module_that_fails(code, tmp_path, monkeypatch):
   (tmp_path / 'failing_features.py').write_text(code)
   error = _refusal(feature_choices.load, 'failing_features:f')
   assert (error.reason, error.where) == ('extra features cannot be imported', 'failing_features:f')
-  assert error.fix == 'mend that module'
+  assert error.fix == 'fix that module'
   assert error.__cause__
 
 
-def test_load_of_a_source_that_holds_another(tmp_path, monkeypatch):
+def test_load_of_a_source_that_holds_features_of_another_source(tmp_path, monkeypatch):
   monkeypatch.syspath_prepend(tmp_path)
   (tmp_path / 'alias_features.py').write_text('from tests.user_features import degree as mine')
   loaded = feature_choices.load('alias_features:mine')
@@ -455,7 +451,7 @@ def test_record_of_earlier_versions(content):
     {'extra': (user_features.degree, dataclasses.replace(user_features.rank, source='other:rank'))},
   ],
 )
-def test_choices_that_differ_tell_it(change):
+def test_different_choices_are_unequal(change):
   base = feature_choices.FeatureChoices(0, (user_features.degree, user_features.rank))
   other = dataclasses.replace(base, **change)
   assert other != base
@@ -487,13 +483,13 @@ def test_features_that_have_changed_since_are_refused(change):
   assert error.found != error.expected
 
 
-def test_what_cannot_be_found_again_cannot_be_recorded():
+def test_features_that_cannot_be_imported_cannot_be_recorded():
   without = feature_choices.FeatureChoices(extra=(_extra(user_features.plain),))
   assert _refusal(without.to_json).reason == 'extra features that cannot be imported'
   wrong = feature_choices.FeatureChoices(
     extra=(_extra(user_features.plain, source='tests.user_features:plain'),)
   )
-  assert _refusal(wrong.to_json).reason == 'no extra features'
+  assert _refusal(wrong.to_json).reason == 'not extra features'
 
 
 @pytest.mark.parametrize(

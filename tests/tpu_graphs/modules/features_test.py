@@ -1,4 +1,4 @@
-"""Tests of tpu_graphs.modules.features: the tables are those of the published dataset."""
+"""Tests of tpu_graphs.modules.features: the tables are equal to the published dataset's."""
 
 import numpy as np
 
@@ -22,7 +22,7 @@ def test_sizes():
 
 
 def test_columns():
-  # Positions as in the README of the published dataset.
+  # The README of the published dataset lists these positions.
   assert features.node_feature_names()[:3] == (
     'is_root',
     'element_size_in_bits',
@@ -51,7 +51,8 @@ def test_opcodes():
     75,
   ]
   assert sorted(opcodes.values()) == list(range(1, features.NUM_OPCODES))
-  assert 'ragged-all-to-all' not in opcodes  # Newer than the table: such ops get UNKNOWN_OPCODE.
+  # This opcode is newer than the table: such ops get UNKNOWN_OPCODE.
+  assert 'ragged-all-to-all' not in opcodes
 
 
 def test_opcode_names_are_the_inverse():

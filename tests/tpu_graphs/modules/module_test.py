@@ -1,6 +1,4 @@
-"""Tests of tpu_graphs.modules.module: a `Module` that exists is well formed, and what it tells
-of itself.
-"""
+"""Tests of tpu_graphs.modules.module: every `Module` is well formed, and its properties."""
 
 import dataclasses
 import tracemalloc
@@ -164,7 +162,7 @@ def test_check_makes_no_array_of_the_size_of_the_features():
   assert peak < arrays['node_feat'].nbytes / 8  # A bool per feature would be a quarter.
 
 
-def test_what_few_sources_tell_has_defaults():
+def test_fields_that_few_sources_have_are_optional():
   module = _module()
   assert (module.num_extra, module.extra_feat.shape) == (0, (4, 0))
   assert (module.unknown_opcodes, module.default_config) == ({}, None)
@@ -199,7 +197,7 @@ def test_computation_defaults_to_the_segment(splits, segments):
   np.testing.assert_array_equal(module_lib.segment_of_op(module.node_splits), segments)
 
 
-def test_own_computation_stays():
+def test_given_computation_is_kept():
   assert _module(computation=np.array([3, 0, 0, 1])).computation.tolist() == [3, 0, 0, 1]
 
 
@@ -227,7 +225,7 @@ def test_is_measured():
 _EDGES = np.array([[1, 0], [3, 1], [3, 2], [2, 0]])
 
 
-def test_fingerprint_depends_on_the_graph_alone():
+def test_fingerprint_depends_only_on_the_graph():
   base = _module(edge_index=_EDGES).topology_fingerprint()
   assert len(base) == 16
   assert _module(edge_index=_EDGES[::-1]).topology_fingerprint() == base

@@ -23,9 +23,7 @@ both = pytest.mark.parametrize('rest', reduction.RESTS)
 
 
 def make(n, edges, config_ops, *, computation=None, splits=(0,), seed=0, **over):
-  """A layout module with three configs, whose ops can be told from each other by opcode and
-  features.
-  """
+  """Returns a layout module with three configs, whose ops all differ in opcode and features."""
   rng = np.random.default_rng(seed)
   feat = np.zeros((n, 140), np.float32)
   feat[:, :4] = np.stack(
@@ -52,8 +50,11 @@ def make(n, edges, config_ops, *, computation=None, splits=(0,), seed=0, **over)
 
 
 def naive(module, hops, rest):
-  """The reduced module's ops as lists of ops of `module`, its edges and splits, and the places
-  of configurable ops.
+  """Reduces a module with sets and dicts.
+
+  Returns:
+    The reduced module's ops, each a list of ops of `module`; its edges; its splits; the places of
+    its configurable ops; and the set of ops of `module` that are kept.
   """
   neighbours = collections.defaultdict(set)
   for a, b in module.edge_index.tolist():
@@ -74,7 +75,7 @@ def naive(module, hops, rest):
       groups['kept', op].append(op)
     elif rest == 'summary':
       groups['computation', module.computation[op]].append(op)
-  ops = sorted(groups.values())  # By the first op of each.
+  ops = sorted(groups.values())  # Groups are ordered by their first op.
   place = {op: i for i, group in enumerate(ops) for op in group}
   edges, seen = [], set()
   for a, b in module.edge_index.tolist():
@@ -90,7 +91,7 @@ def naive(module, hops, rest):
 
 
 def mean(values):
-  """Of one feature over the ops that become a summary."""
+  """Returns one feature of a summary, from the values of the ops that it merges."""
   logs = [math.copysign(math.log1p(abs(value)), value) for value in values]
   average = math.fsum(logs) / len(logs)
   return math.copysign(math.expm1(abs(average)), average)
@@ -105,7 +106,7 @@ def check(module, hops, rest):
   }
   found = reduction.keep_hops(module, hops, rest=rest)
   for name, array in before.items():
-    np.testing.assert_array_equal(getattr(module, name), array)  # The source stays as it is.
+    np.testing.assert_array_equal(getattr(module, name), array)  # The source is unchanged.
   ops, edges, splits, config_ops, kept = naive(module, hops, rest)
   first = [group[0] for group in ops]
   assert found.edge_index.tolist() == [list(edge) for edge in edges]
@@ -185,14 +186,11 @@ def test_hops_count_in_both_directions(hops, ops):
 
 @both
 def test_a_large_module(rest):
-  """Several blocks of ops, of many computations that do not lie one after the other, and hops in
-  plenty.
-  """
+  """Reduces several blocks of ops, whose many computations are interleaved, with many hops."""
   n = 3 * reduction._BLOCK_ROWS
   rng = np.random.default_rng(0)
-  edges = np.stack([np.arange(2, n), np.arange(2, n) - rng.integers(1, 3, n - 2)], axis=1)[
-    rng.random(n - 2) < 0.7
-  ]
+  edges = np.stack([np.arange(2, n), np.arange(2, n) - rng.integers(1, 3, n - 2)], axis=1)
+  edges = edges[rng.random(n - 2) < 0.7]
   feat = np.zeros((n, 140), np.float32)
   feat[np.arange(n), rng.integers(0, 140, n)] = rng.integers(-9, 3 * 10**9, n)
   module = make(
@@ -221,17 +219,16 @@ def test_no_hops():
 
 
 @both
-def test_what_is_not_connected(rest):
-  """Ops 3 to 5 can be reached from no configurable op."""
+def test_ops_that_are_not_connected(rest):
+  """Checks ops 3 to 5, which no configurable op reaches."""
   found = check(make(6, [(1, 0), (2, 1), (4, 3), (5, 4)], [0]), 10, rest)
   assert found.num_ops == (3 if rest == 'drop' else 4)
   assert found.edge_index.tolist() == [[1, 0], [2, 1]]
 
 
 def test_one_summary_for_each_computation():
-  """Ops by computation: 0 1 2 | 3 4 | 5 6 7; op 1 is configurable; 2 calls the computation of 4,
-  and 6 that of 2.
-  """
+  # The ops by computation are 0 1 2 | 3 4 | 5 6 7. Op 1 is configurable, op 2 calls the computation
+  # of op 4, and op 6 calls the computation of op 2.
   module = make(
     8,
     [(1, 0), (2, 1), (2, 4), (4, 3), (6, 5), (6, 2), (7, 6)],
@@ -248,7 +245,7 @@ def test_one_summary_for_each_computation():
 
 @both
 def test_equal_edges(rest):
-  """Among kept ops they stay as the source has them, at a summary there is one of each."""
+  """Checks that equal edges stay between kept ops, and are merged at a summary."""
   found = check(make(4, [(1, 0), (1, 0), (2, 1), (2, 1), (3, 2), (3, 1)], [0]), 1, rest)
   assert found.edge_index.tolist() == [[1, 0], [1, 0], *([[2, 1]] if rest == 'summary' else [])]
 
@@ -292,7 +289,7 @@ def test_a_summary_of_one_op_keeps_its_features():
   [([5, 0, 0, 7], {}), ([0, 5, 6, 7], {'erf': 1}), ([0, 5, 6, 0], {}), ([5, 6, 7, 8], {})],
 )
 def test_unknown_opcodes(rest, opcodes, names):
-  """Names stay if all ops of unknown opcodes do; the configurable op is the first."""
+  """Checks that names stay only if all ops of unknown opcodes stay; op 0 is configurable."""
   module = make(
     4, [], [0], node_opcode=np.array(opcodes), unknown_opcodes={'erf': 1} if 0 in opcodes else {}
   )

@@ -1,4 +1,4 @@
-"""Tests of tpu_graphs.modules.selection: which configs are kept, against naive oracles."""
+"""Tests of tpu_graphs.modules.selection: the configs that are kept, against naive oracles."""
 
 import dataclasses
 
@@ -17,9 +17,7 @@ _SETTINGS = hypothesis.settings(max_examples=60, deadline=None)
 
 
 def make(kind, runtimes, vectors=None, normalizers=None, module_id='m'):
-  """A module whose config i has the runtime i and features that equal those of others with the
-  same `vectors`.
-  """
+  """Returns a stream; config i has runtimes[i], and features that depend only on vectors[i]."""
   c = len(runtimes)
   runtimes = np.array(runtimes, np.int64)
   vectors = np.arange(c) if vectors is None else np.array(vectors)
@@ -95,16 +93,15 @@ def test_equal_runtimes_rank_by_position():
 
 
 def test_tile_ranks_by_relative_runtime():
-  stream = make(
-    'tile', [100, 50, 90, 10], normalizers=[1000, 100, 300, 1000]
-  )  # 0.1, 0.5, 0.3, 0.01.
+  # The relative runtimes are 0.1, 0.5, 0.3 and 0.01.
+  stream = make('tile', [100, 50, 90, 10], normalizers=[1000, 100, 300, 1000])
   assert sample(stream, 2, 'spread') == [1, 3]
   assert sample(stream, 3, 'spread') == [0, 1, 3]
 
 
 @pytest.mark.parametrize('sampling', ['uniform', 'fastest_biased'])
 def test_shares_of_a_sample(sampling):
-  """The share of seeds for which each rank is in, against drawing one after the other."""
+  """Compares the share of seeds that sample each rank with draws of one config at a time."""
   total, number, repeats = 6, 3, 3000
   runtimes = np.array([7, 3, 9, 2, 8, 5])
   rank = np.argsort(np.argsort(runtimes))
@@ -157,7 +154,7 @@ def test_sample_reads_nothing():
 
 
 def naive(kind, runtimes, normalizers, vectors, dedup):
-  """config_id and runtime of what is kept."""
+  """Returns (config_id, runtime) of the configs that are kept."""
   groups = {}
   for i, vector in enumerate(vectors):
     groups.setdefault(vector, []).append(i)
@@ -205,12 +202,10 @@ def test_duplicates(kind, dedup, configs):
       np.testing.assert_array_equal(getattr(kept, name), getattr(whole, name)[rows])
 
 
-def test_mean_of_equal_normalizers_is_that_of_the_runtimes():
+def test_mean_with_equal_normalizers_is_the_mean_of_the_runtimes():
   stream = make('tile', [100, 103, 7], [1, 1, 2], [7, 7, 7])
-  assert selection.deduplicate(stream, 'mean').config_runtime.tolist() == [
-    102,
-    7,
-  ]  # 101.5, to even.
+  # 101.5 is rounded to even.
+  assert selection.deduplicate(stream, 'mean').config_runtime.tolist() == [102, 7]
 
 
 def test_duplicates_over_several_blocks(monkeypatch):
@@ -229,7 +224,7 @@ def test_minus_zero_is_zero():
   assert selection.deduplicate(stream, 'first').num_configs == 1
 
 
-def test_sample_is_of_distinct_configs():
+def test_sample_holds_distinct_configs():
   stream = make('layout', range(2, 102), [0] * 95 + [1, 2, 3, 4, 5])
   chosen = selection.select(
     stream, selection.ConfigSelection(max_configs=4, sampling='spread', dedup='first')

@@ -1,5 +1,7 @@
-"""Tests of tpu_graphs.modules.streams, and of reading and encoding configs by it: any rows, in any
-blocks, in little memory."""
+"""Tests of tpu_graphs.modules.streams: any rows are read and encoded in any blocks.
+
+Memory does not depend on the number of configs.
+"""
 
 import io
 import tracemalloc
@@ -65,7 +67,7 @@ def test_any_rows_of_an_npz_file(monkeypatch, save, order, c, nc, dtype, block, 
   )
   stream = stream_of(open_npz(arrays, _SAVES[save]))
   rows = sorted(row for row in chosen if row < c)
-  for _ in range(2):  # It can be read again.
+  for _ in range(2):  # A stream can be read again.
     found = joined(stream, rows)
     assert found.shape == (len(rows), nc, 18)
     np.testing.assert_array_equal(found, values[rows])
@@ -104,7 +106,7 @@ def test_only_rows_that_are_read_are_checked(order):
   values = np.zeros((6, 2, 18), np.float32, order)
   values[4, 1, 7] = 300
   stream = stream_of(open_npz(testing.layout_arrays(node_config_feat=values)))
-  if order == 'C':  # In Fortran order the values of all configs lie side by side.
+  if order == 'C':  # In Fortran order, the values of all configs are interleaved.
     assert joined(stream, [0, 3, 5]).shape == (3, 2, 18)
   with pytest.raises(errors.InputError, match='value not a small integer') as caught:
     joined(stream, [0, 4])
@@ -112,9 +114,7 @@ def test_only_rows_that_are_read_are_checked(order):
 
 
 def damaged(save):
-  """A file with a value of the last config changed, against its checksum, by which alone this is
-  found.
-  """
+  """Returns a file whose config features do not match their checksum."""
   arrays = testing.layout_arrays(
     n=20, c=50, nc=20, node_config_feat=np.zeros((50, 20, 18), np.float32)
   )
@@ -152,9 +152,8 @@ def test_little_of_a_stored_member_is_read():
   )
   before = Counting.total
   joined(stream, [10, 999])
-  assert (
-    Counting.total - before < 40_000
-  )  # Two rows of 7,200 bytes, a header, and a buffer of zipfile.
+  # Two rows of 7,200 bytes, a header and a buffer of zipfile are read.
+  assert Counting.total - before < 40_000
 
 
 def test_array_limit_holds_for_configs_that_are_not_kept():
@@ -240,7 +239,7 @@ def test_parts_put_together(monkeypatch, kind, c, nc, shares, seed, block, on_di
   module = npz.read(open_npz(testing.arrays(kind, c=c, nc=nc)), path='d/m.npz')
   order = np.random.default_rng(seed).permutation(c)
   parts = [module.select_configs(order[share::shares]) for share in range(shares)]
-  expected = module if shares > 1 else parts[0]  # One part stays as it is.
+  expected = module if shares > 1 else parts[0]  # A single part keeps its order.
   rows = sorted(row for row in chosen if row < c)
   with monkeypatch.context() as patch:
     patch.setattr(streams, 'BLOCK_BYTES', block)

@@ -1,6 +1,4 @@
-"""Tests of tpu_graphs.sources.candidates: random layouts against naive rules, and files of
-configs.
-"""
+"""Tests of tpu_graphs.sources.candidates: random layouts against naive rules, files of configs."""
 
 import collections
 import io
@@ -19,11 +17,11 @@ from tpu_graphs.hlo import protos
 from tpu_graphs.sources import candidates
 from tpu_graphs.sources import npz
 
-_MANY = 5000  # More than the different configs of any single op here but for those of high rank.
+_MANY = 5000  # No single op here has so many different configs, except ops of high rank.
 
 
 class _Program:
-  """Builds an HloModuleProto; each method adds an instruction and returns its id."""
+  """A builder of an HloModuleProto; each method adds an instruction and returns its id."""
 
   def __init__(self, name='main'):
     self.message = protos.HloModuleProto(name=name)
@@ -55,14 +53,14 @@ class _Program:
     return added
 
   def configs(self, count=_MANY, seed=0):
-    """The module with random layouts."""
+    """Returns the module with random layouts."""
     data = self.message.SerializeToString()
     [module] = hlo.from_bytes(data, kind='layout')
     return candidates.random_layouts(data, module, count=count, seed=seed)
 
 
 def _orders(module, op=0):
-  """The configs of a configurable op as (output, input, kernel), each a tuple without padding."""
+  """Returns the configs of an op as (output, input, kernel), each a tuple without padding."""
   result = []
   for row in module.node_config_feat[:, op].reshape(-1, 3, 6).tolist():
     for tensor in row:
@@ -72,7 +70,7 @@ def _orders(module, op=0):
 
 
 def _in_place(output, input_, output_order, input_order):
-  """Whether a reshape moves no element: the naive way, by the memory of both."""
+  """Returns whether a reshape moves no element: compares the memory of both, naively."""
   array = np.arange(math.prod(input_)).reshape(input_)
   before = array.transpose(input_order[::-1]).reshape(-1)
   return np.array_equal(before, array.reshape(output).transpose(output_order[::-1]).reshape(-1))
@@ -138,7 +136,7 @@ def test_dot_of_vectors():
   assert _orders(program.configs()) == [((), (0,), (0,))]
 
 
-# Each as found in a published file, but for what a config leaves to the compiler.
+# Each case is from a published file, without the layouts that a config leaves to the compiler.
 @pytest.mark.parametrize(
   ('output', 'input_', 'expected'),
   [
@@ -170,16 +168,16 @@ def test_reshape_as_published(output, input_, expected):
   program.add('reshape', output, [program.parameter(*input_)])
   module = program.configs()
   orders = _orders(module)
-  assert orders[0] == max(expected) + ((),)  # Row-major.
+  assert orders[0] == max(expected) + ((),)  # The first config is row-major.
   assert set(orders) == {pair + ((),) for pair in expected}
   _assert_well_formed(module, len(expected))
 
 
-# Shapes that make no reshape, of which any program may be full.
+# These shapes do not make a valid reshape, but a program may hold them.
 @pytest.mark.parametrize(
   ('output', 'input_'), [((2, 3), (2, 4)), ((0, 5), (5, 0)), ((2, -1), (2, 2)), ((2, 1), ())]
 )
-def test_reshape_that_is_none(output, input_):
+def test_invalid_reshape(output, input_):
   program = _Program()
   program.add('reshape', output, [program.parameter(*input_)])
   [(output_order, input_order, kernel_order)] = _orders(program.configs())
@@ -203,7 +201,7 @@ def _sizes(max_rank):
 @hypothesis.given(st.data())
 def test_reshape_has_every_pair_of_layouts_that_moves_nothing(data):
   input_ = data.draw(_sizes(4))
-  # Any other cut of the same number of elements, from runs of the same prime factors.
+  # The output cuts the same elements differently, from runs of the same prime factors.
   factors = [size for size in input_ if size > 1]
   output = []
   for factor in factors:
@@ -231,7 +229,7 @@ def test_reshape_has_every_pair_of_layouts_that_moves_nothing(data):
 
 @st.composite
 def _programs(draw):
-  """A program of any configurable ops, with the dimensions that each tensor of each op may tell."""
+  """Draws a program, and the dimensions that configs name for each tensor of each op."""
   program, expected = _Program(draw(st.text(max_size=3))), []
 
   def tensor():
@@ -247,7 +245,7 @@ def _programs(draw):
     output, layout = tensor()
     if opcode == 'reshape':
       output, layout = draw(st.permutations(operands[0][0])), ()
-    told = [set(range(len(sizes))) for sizes in (output, operands[0][0], operands[-1][0])]
+    named = [set(range(len(sizes))) for sizes in (output, operands[0][0], operands[-1][0])]
     if opcode == 'dot':
       batch = [
         draw(st.sets(st.sampled_from(range(len(sizes))))) if sizes else set()
@@ -256,15 +254,16 @@ def _programs(draw):
       batch[1] = set(sorted(batch[1])[: len(batch[0])])
       batch[0] = set(sorted(batch[0])[: len(batch[1])])
       program.dot(output, ids, batch=batch, layout=layout)
-      told = [told[0] - set(range(len(batch[0]))), told[1] - batch[0], told[2] - batch[1]]
+      named = [named[0] - set(range(len(batch[0]))), named[1] - batch[0], named[2] - batch[1]]
     else:
       program.add(opcode, output, ids, layout)
     if opcode == 'reshape':
-      told[2] = set()
-    elif opcode == 'convolution':  # Without numbers: all are 0.
-      told = [{0} & every for every in told]
+      named[2] = set()
+    elif opcode == 'convolution':
+      # The dimension numbers are not set, so all are 0.
+      named = [{0} & every for every in named]
     if opcode != 'negate':
-      expected.append((len(program.message.computations[0].instructions) - 1, told))
+      expected.append((len(program.message.computations[0].instructions) - 1, named))
   return program, expected
 
 
@@ -279,9 +278,9 @@ def test_any_program(drawn, count, seed):
   module = program.configs(count, seed)
   _assert_well_formed(module, count)
   assert module.node_config_ids.tolist() == [node for node, _ in expected]
-  for op, (_, told) in enumerate(expected):
+  for op, (_, named) in enumerate(expected):
     for tensors in _orders(module, op):
-      for order, dimensions in zip(tensors, told, strict=True):
+      for order, dimensions in zip(tensors, named, strict=True):
         assert len(set(order)) == len(order) == min(len(dimensions), 6)
         assert set(order) <= dimensions
   again = program.configs(count, seed)
@@ -297,9 +296,8 @@ def test_default_is_the_own_layout():
     [program.parameter(2, 5, layout=(1, 0)), program.parameter(5, 3, layout=(0, 1))],
     layout=(0, 1),
   )
-  program.add(
-    'reshape', (3, 1, 2), [program.parameter(3, 2, layout=(5, 7))], layout=(0, 1)
-  )  # Layouts of other shapes.
+  # These layouts belong to other shapes.
+  program.add('reshape', (3, 1, 2), [program.parameter(3, 2, layout=(5, 7))], layout=(0, 1))
   module = program.configs(count=1)
   assert [_orders(module, op)[0] for op in range(3)] == [
     ((1, 0), (1, 2, 0), ()),
@@ -332,7 +330,8 @@ def test_each_layout_is_as_likely_as_any_other():
   for op in range(12):
     counts = collections.Counter(_orders(module, op))
     assert len(counts) == 8
-    assert max(abs(count - 250) for count in counts.values()) < 75  # Five standard deviations.
+    # The limit is five standard deviations.
+    assert max(abs(count - 250) for count in counts.values()) < 75
 
 
 def test_ops_that_are_alike_share_their_layouts():
@@ -346,7 +345,7 @@ def test_ops_that_are_alike_share_their_layouts():
   assert first != other
 
 
-def test_rank_beyond_six_tells_the_six_most_minor():
+def test_rank_beyond_six_names_the_six_most_minor():
   program = _Program()
   program.dot(
     (2,) * 7, [program.parameter(*(2,) * 7), program.parameter(*(2,) * 8, layout=tuple(range(8)))]
@@ -417,12 +416,12 @@ def test_hlo_of_another_program_or_of_none():
   program.parameter(3)
   with pytest.raises(errors.InputError, match='HLO of another program'):
     candidates.random_layouts(program.message.SerializeToString(), module, count=1, seed=0)
-  with pytest.raises(errors.InputError, match='no HLO module'):
+  with pytest.raises(errors.InputError, match='not an HLO module'):
     candidates.random_layouts(b'no protobuf', module, count=1, seed=0)
 
 
 def _golden(stem):
-  """A program of tests/golden: its HLO, its module, and the message as TensorFlow knows it."""
+  """Returns a program of tests/golden: HLO, module, and the message as TensorFlow reads it."""
   hlo_pb2 = pytest.importorskip('tensorflow.compiler.xla.service.hlo_pb2')
   extraction = hlo.read((testing.GOLDEN / 'modules' / f'{stem}.pb').read_bytes(), kind='layout')
   program = extraction.program(0)
@@ -455,26 +454,26 @@ def test_real_programs(stem):
     ]
     convolution, dot = instruction.convolution_dimension_numbers, instruction.dot_dimension_numbers
     if instruction.opcode == 'convolution':
-      told = [
+      named = [
         {convolution.output_batch_dimension, convolution.output_feature_dimension},
         {convolution.input_batch_dimension, convolution.input_feature_dimension},
         {convolution.kernel_input_feature_dimension, convolution.kernel_output_feature_dimension},
       ]
     elif instruction.opcode == 'dot':
-      told = [
+      named = [
         set(range(ranks[0])[len(dot.lhs_batch_dimensions) :]),
         set(range(ranks[1])) - set(dot.lhs_batch_dimensions),
         set(range(ranks[2])) - set(dot.rhs_batch_dimensions),
       ]
-      assert all(len(told_of_tensor) == 2 for told_of_tensor in told) or stem == 'misc_ops_unopt'
+      assert all(len(named_of_tensor) == 2 for named_of_tensor in named) or stem == 'misc_ops_unopt'
     else:
-      told = [*(set(range(rank)) for rank in ranks), set()]
+      named = [*(set(range(rank)) for rank in ranks), set()]
       sizes = tuple(instruction.shape.dimensions), tuple(shapes[instruction.operand_ids[0]])
       if math.prod(sizes[0]) < 1 << 14 and max(ranks) <= 6:
         own, *others = _orders(module, op)
         assert all(orders == own or _in_place(*sizes, *orders[:2]) for orders in others)
     for tensors in _orders(module, op):
-      for order, dimensions in zip(tensors, told, strict=True):
+      for order, dimensions in zip(tensors, named, strict=True):
         assert len(order) == min(len(dimensions), 6)
         assert set(order) <= dimensions
 
@@ -488,7 +487,8 @@ def test_configs_of_a_published_program_are_among_those_proposed():
   module = candidates.random_layouts(extraction.program(0), published, count=500, seed=0)
   assert module.node_config_ids.tolist() == sorted(published.node_config_ids.tolist())
   for op, node in enumerate(published.node_config_ids):
-    found = set(_orders(published, op)) - {((), (), ())}  # Left to the compiler.
+    # Configs without any order leave the op to the compiler.
+    found = set(_orders(published, op)) - {((), (), ())}
     assert found
     assert found <= set(_orders(module, module.node_config_ids.tolist().index(node)))
 
@@ -510,7 +510,7 @@ def _read_npz(arrays):
 
 @pytest.fixture
 def write(tmp_path):
-  """Writes an npz file of arrays and returns its path."""
+  """Returns a function that writes an npz file of arrays and returns its path."""
 
   def write(**arrays):
     path = tmp_path / 'cönfigs π.npz'
@@ -538,7 +538,7 @@ def test_layout_configs_of_a_file(write, dtype):
   assert module.default_config is None
   assert (module.module_id, module.num_ops, module.num_edges) == ('m', 5, 4)
   np.testing.assert_array_equal(module.node_feat, original.node_feat)
-  assert original.num_configs == 3  # Untouched.
+  assert original.num_configs == 3  # The original is untouched.
 
 
 @pytest.mark.parametrize('dtype', [np.float32, np.float64])
@@ -652,7 +652,7 @@ def test_fault_in_tile_configs(write, arrays, where, reason):
 
 
 @pytest.mark.parametrize('content', [b'', b'no zip', b'PK\x03\x04'])
-def test_file_that_is_none(tmp_path, content):
+def test_file_that_is_not_npz(tmp_path, content):
   path = tmp_path / 'c.npz'
   path.write_bytes(content)
   with pytest.raises(errors.InputError, match=r'empty file|not an npz file|damaged') as caught:

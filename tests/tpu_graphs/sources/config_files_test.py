@@ -1,5 +1,4 @@
-"""Tests of tpu_graphs.sources.config_files, through `candidates.read`: every form, and what is
-wrong with what, where."""
+"""Tests of tpu_graphs.sources.config_files, via `candidates.read`: every form and every fault."""
 
 import json
 import math
@@ -14,13 +13,8 @@ from tpu_graphs.modules import module as module_lib
 from tpu_graphs.sources import candidates
 
 _TILE, _LAYOUT = features.tile_feature_names(), features.layout_feature_names()
-_NAMES = [
-  'parameter.1',
-  'dot-π',
-  'add/2',
-  'copy',
-  '0',
-]  # The last is called as the first is numbered.
+# The name of the last op is the number of the first.
+_NAMES = ['parameter.1', 'dot-π', 'add/2', 'copy', '0']
 _LONG = [0] * 18
 
 
@@ -34,7 +28,7 @@ def _module(kind, **over):
 
 @pytest.fixture
 def read(tmp_path):
-  """Reads configs from the text of a file."""
+  """Returns a function that reads configs from the text of a file."""
 
   def read(kind, suffix, text, *, module=None, names=None):
     path = tmp_path / f'cönfigs.{suffix}'
@@ -75,7 +69,7 @@ def test_layouts_as_lists(read):
   assert found.node_config_ids.tolist() == [0, 1]
 
 
-def test_lists_are_of_convolutions_dots_and_reshapes_where_the_program_tells_nothing(read):
+def test_lists_describe_convolutions_dots_and_reshapes_if_the_program_has_no_configs(read):
   opcode = np.array(
     [features.opcodes()[name] for name in ('add', 'reshape', 'convolution', 'copy', 'dot')]
   )
@@ -121,14 +115,18 @@ def test_a_name_goes_before_a_position(read):
 @pytest.mark.parametrize(
   ('text', 'where', 'reason'),
   [
-    ('[[1,', None, 'no JSON'),
-    ('', None, 'no JSON'),
-    ('{}', None, 'no list'),
-    ('[]', None, 'no list'),
+    ('[[1,', None, 'not JSON'),
+    ('', None, 'not JSON'),
+    ('{}', None, 'not a list'),
+    ('[]', None, 'not a list'),
     ('[7]', 'config 0', 'wrong config'),
     ('[[1, 2]]', 'config 0', 'wrong config'),
-    (json.dumps([[0.5] * 24, [*[1] * 23, '1']]), f'config 1, {_TILE[23]}', "no number: found '1'"),
-    (json.dumps([[*[1] * 23, True]]), f'config 0, {_TILE[23]}', 'no number: found True'),
+    (
+      json.dumps([[0.5] * 24, [*[1] * 23, '1']]),
+      f'config 1, {_TILE[23]}',
+      "not a number: found '1'",
+    ),
+    (json.dumps([[*[1] * 23, True]]), f'config 0, {_TILE[23]}', 'not a number: found True'),
     (json.dumps([[*[1] * 23, math.nan]]), 'config_feat[0, 23]', 'not finite'),
     (json.dumps([dict.fromkeys(_TILE[1:], 1)]), 'config 0', 'expected kernel_bounds_0'),
     (
@@ -136,7 +134,7 @@ def test_a_name_goes_before_a_position(read):
       'config 0',
       "found 'kernel_bound_0'",
     ),
-    (b'\xff', None, 'no text in UTF-8'),
+    (b'\xff', None, 'not UTF-8 text'),
   ],
 )
 def test_fault_in_tile_json(read, text, where, reason):
@@ -156,19 +154,19 @@ def test_fault_in_tile_json(read, text, where, reason):
     (
       json.dumps([[_LONG, [*_LONG[1:], 1.0]]]),
       f'config 0, op 1, {_LAYOUT[17]}',
-      'no dimension: found 1.0',
+      'not a dimension: found 1.0',
     ),
     (
       json.dumps([[_LONG, [*_LONG[1:], 200]]]),
       f'config 0, op 1, {_LAYOUT[17]}',
-      'no dimension: found 200',
+      'not a dimension: found 200',
     ),
     ('[{"9": {}}]', 'config 0', 'expected a position, 0 to 4'),
     ('[{"1": [1, 0]}]', 'config 0, op 1', 'wrong layouts of an op'),
     ('[{"1": {"out": [1, 0]}}]', 'config 0, op 1', 'a map of output or input or kernel'),
     ('[{"1": {"output": 1}}]', 'config 0, op 1, output', 'wrong layout'),
     ('[{"1": {"output": [6, 5, 4, 3, 2, 1, 0]}}]', 'config 0, op 1, output', 'at most 6'),
-    ('[{"1": {"output": [-1]}}]', 'config 0, op 1, output', 'no dimension: found -1'),
+    ('[{"1": {"output": [-1]}}]', 'config 0, op 1, output', 'not a dimension: found -1'),
     ('[{}, {"1": {"output": [1, 1]}}]', 'config 1, op 1, output', 'repeated dimension'),
   ],
 )
@@ -213,9 +211,9 @@ _ROW = [1] * 24
       'tile',
       _lines(_TILE, [], _ROW, ['x', *_ROW[1:]]),
       f'line 4, column {_TILE[0]}',
-      "no number: found 'x'",
+      "not a number: found 'x'",
     ),
-    ('tile', _lines(_TILE, ['', *_ROW[1:]]), f'line 2, column {_TILE[0]}', 'no number'),
+    ('tile', _lines(_TILE, ['', *_ROW[1:]]), f'line 2, column {_TILE[0]}', 'not a number'),
     ('tile', _lines(_TILE, ['inf', *_ROW[1:]]), 'config_feat[0, 0]', 'not finite'),
     ('layout', _lines([_LAYOUT[0]], [1]), 'line 1', 'unknown column'),
     ('layout', _lines(['1/output'], [1]), 'line 1', 'unknown column'),
@@ -224,16 +222,16 @@ _ROW = [1] * 24
       'layout',
       _lines(['1/output_layout_0'], ['1.5']),
       'line 2, column 1/output_layout_0',
-      "no number: found '1.5'",
+      "not a number: found '1.5'",
     ),
     (
       'layout',
       _lines(['1/output_layout_0'], [-2]),
       'line 2, column 1/output_layout_0',
-      'no dimension: found -2',
+      'not a dimension: found -2',
     ),
     ('layout', _lines(['1/output_layout_0']), None, 'without configs'),
-    ('layout', 'a\x00b,"', 'line 1', 'unknown column|no CSV'),
+    ('layout', 'a\x00b,"', 'line 1', 'unknown column|not CSV'),
   ],
 )
 def test_fault_in_csv(read, kind, text, where, reason):

@@ -1,6 +1,4 @@
-"""Tests of tpu_graphs.sources.download: plans, the order of things on disk, and archives that no
-archive should be.
-"""
+"""Tests of tpu_graphs.sources.download: plans, the order of files on disk, and bad archives."""
 
 import collections
 import fcntl
@@ -23,7 +21,7 @@ NAME = f'{PART.folder}/a.npz'
 
 
 def member(name, content=b'', **fields):
-  """A member of an archive: its header, and its content as it follows the header."""
+  """Returns a member of an archive: its header, and the content after the header."""
   info = tarfile.TarInfo(name)
   info.size = len(content)
   for field, value in fields.items():
@@ -32,7 +30,7 @@ def member(name, content=b'', **fields):
 
 
 def tar(*members, end=b'', **options):
-  """The bytes of a tar archive."""
+  """Returns the bytes of a tar archive."""
   file = io.BytesIO()
   with tarfile.open(fileobj=file, mode='w', **options) as archive:
     for info, content in members:
@@ -47,7 +45,7 @@ def files(number=3, part=PART, size=1000):
 
 
 def tree(folder):
-  """Path below `folder` -> content of every file, but for the lock."""
+  """Returns the content of every file but the lock, by its path below `folder`."""
   return {
     path.relative_to(folder).as_posix(): path.read_bytes()
     for path in sorted(pathlib.Path(folder).rglob('*'))
@@ -129,14 +127,14 @@ def test_choose_refuses_other_names(collections, splits, message):
 
 
 def test_plan_and_run(site, tmp_path):
-  told = []
+  reports = []
   plan = make_plan(site, tmp_path / 'out')
   size = len(site.files[PART.archive])
   assert (plan.missing_bytes, plan.disk_bytes) == (size, 2 * size)
   assert not (tmp_path / 'out').exists()
-  download.run(plan, tell=told.append)
+  download.run(plan, report=reports.append)
   assert without_markers(tree(tmp_path / 'out')) == unpacked()
-  assert told == [f'{PART.archive}: 3 files, 2.9 KiB -> {tmp_path / "out" / PART.folder}']
+  assert reports == [f'{PART.archive}: 3 files, 2.9 KiB -> {tmp_path / "out" / PART.folder}']
 
 
 def test_what_is_complete_is_skipped_without_a_server(site, tmp_path):
@@ -220,7 +218,7 @@ def test_describe(site, tmp_path, monkeypatch):
     f'{{"url": "{site.url}/{PART.archive}", "size": {2 << 20}, "version": "\\"1\\""}}'
   )
   assert make_plan(site, tmp_path, (PART, other)).describe().splitlines() == [
-    'npz_layout_xla_random_valid.tar     2.0 MiB  1.0 MiB of it here',
+    'npz_layout_xla_random_valid.tar     2.0 MiB  1.0 MiB already here',
     'npz_tile_xla_test.tar               3.0 MiB',
     'to download                         4.0 MiB',
     'disk needed                         7.0 MiB  5.0 GiB free',
@@ -265,7 +263,7 @@ def test_an_empty_folder_is_filled(site, tmp_path):
 
 
 @pytest.mark.parametrize('change', ['removed', 'added', 'cut'])
-def test_a_folder_that_has_changed_is_told(site, tmp_path, change):
+def test_a_folder_that_has_changed_is_reported(site, tmp_path, change):
   download.run(make_plan(site, tmp_path))
   first = tmp_path / PART.folder / 'm0.npz'
   if change == 'removed':
@@ -275,14 +273,14 @@ def test_a_folder_that_has_changed_is_told(site, tmp_path, change):
   before = tree(tmp_path)
   with pytest.raises(
     errors.InputError,
-    match=r'folder has changed .*: found \d npz files of \d+ bytes, expected 3 of',
+    match=r'folder has changed .*: found \d npz files of \d+ bytes, expected 3 npz files of',
   ):
     make_plan(site, tmp_path)
   assert tree(tmp_path) == before
 
 
-def test_a_url_is_no_output(site):
-  with pytest.raises(errors.InputError, match='--output: no local folder: found gs://a/b'):
+def test_a_url_is_not_an_output(site):
+  with pytest.raises(errors.InputError, match='--output: not a local folder: found gs://a/b'):
     make_plan(site, 'gs://a/b')
 
 
@@ -298,7 +296,7 @@ def test_two_downloads_do_not_meet(site, tmp_path):
   plan = make_plan(site, tmp_path)
   with open(tmp_path / '.download.lock', 'w') as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
-    with pytest.raises(errors.InputError, match='another download is at work here'):
+    with pytest.raises(errors.InputError, match='another download is running here'):
       download.run(plan)
   assert site.gets == []
   download.run(plan)
@@ -341,7 +339,8 @@ def test_what_a_killed_run_left_unpacked_is_replaced(tmp_path):
   'tar_format', [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 )
 def test_every_tar_format(tmp_path, tar_format):
-  long = 'x' * 90  # Of this length with the folder, a name needs what the formats do differently.
+  # With the folder, a name of this length is stored differently in each format.
+  long = 'x' * 90
   names = [f'{PART.folder}/{name}.npz' for name in ('a', 'b.c', long, 'π模')]
   found = unpack(tmp_path, tar(*(member(name, b'1234') for name in names), format=tar_format))
   assert (found.files, found.bytes, found.left_out) == (4, 16, 0)
@@ -381,7 +380,7 @@ def test_folders_and_a_leading_dot_do_no_harm(tmp_path):
 )
 def test_other_files_are_left_out(tmp_path, name):
   found = unpack(tmp_path, tar(member(name, b'other'), member(NAME, b'mine')))
-  assert found.describe() == '1 file, 4 bytes (1 other left out)'
+  assert found.describe() == '1 file, 4 bytes (1 other file left out)'
   assert without_markers(tree(tmp_path / 'npz')) == {NAME.removeprefix('npz/'): b'mine'}
 
 
@@ -502,7 +501,7 @@ def test_damaged_archives(tmp_path, content, found):
   assert not any((tmp_path / PART.folder).parent.iterdir())
 
 
-def test_a_damaged_archive_stays_and_tells_what_to_do(site, tmp_path):
+def test_a_damaged_archive_stays_and_the_error_says_what_to_do(site, tmp_path):
   site.put(PART.archive, GOOD[:1536])
   for _ in range(2):
     with pytest.raises(

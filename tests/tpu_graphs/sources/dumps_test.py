@@ -12,7 +12,7 @@ from tpu_graphs import errors
 from tpu_graphs.sources import dumps
 from tpu_graphs.sources import readers
 
-# As XLA writes them: with and without a time, of several compilers, with names that hold dots and
+# XLA writes such names: with and without a timestamp, from several compilers, with dots and with
 # words of other names.
 _PROGRAMS = {
   'module_0000.jit_f': ('before_optimizations', 'cpu_after_optimizations'),
@@ -126,7 +126,7 @@ def test_number_of_text():
   assert not any(map(dumps.number_of_text, _names('hlo.pb') + _OTHERS))
 
 
-def test_endings_are_those_of_programs():
+def test_endings_belong_to_programs():
   for ending in dumps.ENDINGS:
     assert dumps.find([f'module_0000.jit_f.{ending}'], stage='all')
 
@@ -154,11 +154,15 @@ for size in (1, 2):
 @pytest.mark.parametrize('package', ['jax', pytest.param('tensorflow', marks=pytest.mark.slow)])
 def test_dump_of_a_real_program(package, tmp_path):
   pytest.importorskip(package)
-  pytest.importorskip('jaxlib')  # Which reads the text.
-  code, name = {'jax': (_JAX, 'jit__lambda_'), 'tensorflow': (_TENSORFLOW, 'a_inference_step_')}[
-    package
-  ]
-  flags = f'--xla_dump_to={tmp_path} --xla_dump_hlo_as_proto --xla_dump_hlo_as_text --xla_dump_hlo_pass_re=.*'
+  pytest.importorskip('jaxlib')  # jaxlib reads the text.
+  if package == 'jax':
+    code, name = _JAX, 'jit__lambda_'
+  else:
+    code, name = _TENSORFLOW, 'a_inference_step_'
+  flags = (
+    f'--xla_dump_to={tmp_path} --xla_dump_hlo_as_proto --xla_dump_hlo_as_text '
+    '--xla_dump_hlo_pass_re=.*'
+  )
   subprocess.run(
     [sys.executable, '-c', code],
     env={**os.environ, 'XLA_FLAGS': flags},
@@ -183,7 +187,7 @@ def test_dump_of_a_real_program(package, tmp_path):
 
 
 def _modules(folder, stage, name):
-  """`module_id` -> opcodes and element counts, regardless of their order."""
+  """Returns `module_id` -> opcodes and element counts, regardless of their order."""
   extraction = readers.from_file(folder, stage=stage)
   assert extraction.type_name == 'XLA dump'
   assert len(extraction.tunings) == len(extraction.modules)

@@ -1,6 +1,4 @@
-"""Tests of tpu_graphs.sources.npz with files that are damaged, no npz at all, or ask for more
-than there is.
-"""
+"""Tests of tpu_graphs.sources.npz with files that are damaged, not npz, or far too large."""
 
 import io
 import tracemalloc
@@ -19,7 +17,7 @@ def _read(arrays):
   return npz.read(io.BytesIO(testing.npz_bytes(arrays)), path='d/m.npz')
 
 
-# Damage of the file.
+# Files are damaged.
 
 
 @pytest.mark.parametrize('save', [np.savez, np.savez_compressed])
@@ -35,7 +33,7 @@ def test_truncated(save):
 
 @pytest.mark.parametrize('save', [np.savez, np.savez_compressed])
 def test_flipped_byte_is_refused_or_harmless(save, tmp_path):
-  """A byte may be one that does not matter, such as a date; whatever is read is right."""
+  """Flips bytes; some do not matter, such as a date, but a module that is read is right."""
   data = testing.npz_bytes(testing.layout_arrays(n=2, c=2, nc=1), save)
   expected = npz.read(io.BytesIO(data), path='m.npz')
   path = tmp_path / 'm.npz'
@@ -69,17 +67,16 @@ def test_flipped_byte_in_the_data():
 @pytest.mark.parametrize('name', sorted(testing.layout_arrays()))
 def test_checksum_is_compared(name, save):
   data = bytearray(testing.npz_bytes(testing.layout_arrays(n=100, c=100), save))
-  entry = (
-    data.rindex(f'{name}.npy'.encode()) - 46
-  )  # In the directory of the zip, where the name follows 46 bytes.
-  data[entry + 16] ^= 1  # The checksum.
+  # In an entry of the zip's directory, the name follows 46 bytes; the checksum is at 16.
+  entry = data.rindex(f'{name}.npy'.encode()) - 46
+  data[entry + 16] ^= 1
   error = testing.refused_npz(bytes(data))
   assert error.found == f"Bad CRC-32 for file '{name}.npy'"
 
 
 @pytest.mark.parametrize('start', [b'(((', b'\n   ', b'\x00\x00\x00', b'"""'])
 def test_damaged_header_of_a_large_array(start):
-  """It is parsed before the end of the data is reached, where the checksum would tell."""
+  """Damages a header, which is parsed before the checksum at the end can show the damage."""
   data = testing.npz_bytes(testing.tile_arrays(n=100), np.savez)
   header = data.index(b"{'descr'", data.index(b'node_feat.npy'))
   error = testing.refused_npz(data[:header] + start + data[header + len(start) :])
@@ -99,7 +96,8 @@ def test_damage_under_other_compressions(compression):
   testing.assert_equal_modules(
     npz.read(io.BytesIO(data), path='m.npz'), _read(testing.tile_arrays())
   )
-  for i in range(60, 400, 9):  # Behind the zip's own header of the first array.
+  # The range begins behind the zip's own header of the first array.
+  for i in range(60, 400, 9):
     damaged = bytearray(data)
     damaged[i] ^= 0xFF
     assert testing.refused_npz(bytes(damaged)).reason == 'damaged or truncated npz file', i
@@ -137,7 +135,7 @@ def test_zip_of_something_else():
   with zipfile.ZipFile(file, 'w') as archive:
     archive.writestr('readme.txt', 'hello')
   error = testing.refused_npz(file.getvalue())
-  assert (error.reason, error.where) == ('member is no npy array', 'readme.txt')
+  assert (error.reason, error.where) == ('member is not an npy array', 'readme.txt')
 
 
 def test_missing_file_and_directory(tmp_path):
@@ -148,12 +146,11 @@ def test_missing_file_and_directory(tmp_path):
     assert caught.value.found
 
 
-def test_fault_of_the_disk_is_no_damage():
+def test_fault_of_the_disk_is_not_damage():
   class Disk(io.BytesIO):
     def read(self, *args):
-      if (
-        30 < self.tell() < 256
-      ):  # Behind the header of the first array, and not in the directory at the end.
+      # This is behind the header of the first array, and not in the directory at the end.
+      if 30 < self.tell() < 256:
         raise OSError(5, 'Input/output error')
       return super().read(*args)
 
@@ -161,7 +158,7 @@ def test_fault_of_the_disk_is_no_damage():
     npz.read(Disk(testing.npz_bytes(testing.tile_arrays())), path='m.npz')
 
 
-# Arrays that must not be unpickled, or not even allocated.
+# Some arrays must not be unpickled, or not even allocated.
 
 
 class _Bomb:
@@ -260,7 +257,7 @@ def test_zip_bomb():
     b'\x93NUMPY\x01\x00\xff\xff{',
   ],
 )
-def test_member_that_is_no_array(content):
+def test_member_that_is_not_an_array(content):
   error = testing.refused_npz(_with_member(testing.tile_arrays(), 'node_feat', content))
   assert error.reason == 'damaged or truncated npz file'
 

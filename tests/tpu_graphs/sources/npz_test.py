@@ -1,6 +1,4 @@
-"""Tests of tpu_graphs.sources.npz: what np.load reads is the oracle; every kind of bad file is
-named for what it is.
-"""
+"""Tests of tpu_graphs.sources.npz with np.load as the oracle, and with every kind of bad file."""
 
 import io
 import os
@@ -200,7 +198,7 @@ def test_stored_and_deflated(save):
   )
 
 
-def test_arrays_of_no_meaning_are_ignored():
+def test_unknown_arrays_are_ignored():
   module = _read(testing.tile_arrays(note=np.array(['text'])))
   testing.assert_equal_modules(module, _read(testing.tile_arrays()))
 
@@ -211,7 +209,7 @@ def test_path_gives_the_name():
     assert npz.read(io.BytesIO(data), path=path).module_id == name
 
 
-# Arrays that are missing, or of a wrong shape, dtype or value.
+# Arrays are missing, or have a wrong shape, dtype or value.
 
 
 @pytest.mark.parametrize(
@@ -265,7 +263,7 @@ def test_neither_or_both_kinds():
   ('mk', 'kind', 'other'),
   [(testing.tile_arrays, 'tile', 'layout'), (testing.layout_arrays, 'layout', 'tile')],
 )
-def test_asked_kind(mk, kind, other):
+def test_requested_kind(mk, kind, other):
   assert _read(mk(), kind=kind).kind == kind
   error = testing.refused_npz(testing.npz_bytes(mk()), kind=other)
   assert (error.reason, error.found, error.expected) == (
@@ -331,7 +329,7 @@ _T, _L = testing.tile_arrays, testing.layout_arrays
 def test_wrong_shape(mk, name, array, found, expected):
   error = testing.refused_npz(testing.npz_bytes(mk(**{name: array})))
   assert (error.reason, error.found, error.expected) == ('wrong shape', found, expected)
-  # The other array of the pair is named where it comes later in the order of checks.
+  # Of a pair of arrays, the error names the one that is checked later.
   assert error.where == name or f'(as in {name})' in error.expected
 
 
@@ -404,7 +402,7 @@ def test_not_finite(name, value):
 
 @pytest.mark.parametrize('order', ['C', 'F'])
 @pytest.mark.parametrize('value', [0.5, 128.0, -129.0, 256.0, 1e30, np.nan, np.inf])
-def test_layout_config_that_is_no_small_integer(value, order):
+def test_layout_config_that_is_not_a_small_integer(value, order):
   array = np.asarray(_changed(_L()['node_config_feat'], (4, 1, 7), value), order=order)
   error = testing.refused_npz(testing.npz_bytes(_L(node_config_feat=array)))
   assert (error.where, error.reason) == ('node_config_feat[4, 1, 7]', 'value not a small integer')
@@ -441,7 +439,7 @@ def test_repeated_config_id():
   assert (error.where, error.reason) == ('config_id', 'repeated value')
 
 
-# Runs that are no measurement.
+# Some runs are not measurements.
 
 
 def test_failed_runs_are_dropped_and_counted():
@@ -506,7 +504,7 @@ def _full_disk(archive, *args):
 
 
 @pytest.mark.parametrize('exists', [False, True])
-def test_failing_save_leaves_what_was_there(exists, tmp_path, monkeypatch):
+def test_failing_save_keeps_the_old_file(exists, tmp_path, monkeypatch):
   path = tmp_path / 'm.npz'
   if exists:
     path.write_bytes(b'before')

@@ -1,5 +1,4 @@
-"""Tests of tpu_graphs.sources.synthetic: hand-worked costs, shapes inferred anew, and what a
-sample has to be fit for."""
+"""Tests of tpu_graphs.sources.synthetic: hand-worked costs, inferred shapes, uses of a sample."""
 
 import dataclasses
 import itertools
@@ -17,8 +16,8 @@ from tpu_graphs.sources import synthetic
 
 _COLUMNS = {name: i for i, name in enumerate(features.node_feature_names())}
 _MAKERS = {'tile': synthetic.tile_module, 'layout': synthetic.layout_module}
-# Blocks of columns that are followed by the sum and the product of all values -> values that have a
-# column.
+# Blocks of columns that are followed by the sum and the product of all values. Maps each block to
+# the number of its values that have a column.
 _SUMMED = {
   'shape_dimensions': 6,
   **{
@@ -73,7 +72,7 @@ def _ops(module):
 
 
 def _module(ops, *, kind='tile', computation=None, **arrays):
-  """A module of (opcode, shape, operands) with f32 tensors."""
+  """Makes a module of ops (opcode, shape, operands) with f32 tensors."""
   feat = np.zeros((len(ops), 140), np.float32)
   for row, (_, shape, _) in zip(feat, ops, strict=True):
     row[_COLUMNS['shape_element_type_is_f32']] = 1
@@ -122,8 +121,8 @@ def test_cost_of_an_elementwise_kernel():
     ),
   )
   # A tile of 8 x 128: 1024 tanh at 12 take 12.288 ns; 1024 values are read and written, 8 bytes
-  # each: 16.384 ns. One value alone fills a whole register too; a tile of 12 rows is padded to 16
-  # and needed twice.
+  # each: 16.384 ns. A single value also fills a whole register; a tile of 12 rows is padded to 16,
+  # and two such tiles are needed.
   expected = [
     1500 + 2 * (400 + 16.384) + 12.288,
     1500 + (400 + 32.768) + 24.576,
@@ -134,7 +133,9 @@ def test_cost_of_an_elementwise_kernel():
 
 
 def test_cost_of_a_tile_that_does_not_fit():
-  side = 1024  # Read and written these are 8 MiB, twice 16 MiB: 8 times the fast memory, at most 4 of which count.
+  # A tile of this side, read and written, takes 8 MiB. Two tiles take 8 times the fast memory; the
+  # time grows with at most 4 times.
+  side = 1024
   module = _module(
     [('parameter', (side, side), []), ('negate', (side, side), [0]), ('fusion', (side, side), [1])],
     computation=np.array([0, 0, 1]),
@@ -188,14 +189,17 @@ def test_cost_of_a_reduce_kernel():
     config_feat=_tiling(output=(8, 128), source=(8, 64, 128))[np.newaxis],
   )
   read, written = 8 * 64 * 128 * 4, 8 * 128 * 4
-  work = 8 * 128 + 1  # One addition per value of the result, and that of the reducer.
+  work = 8 * 128 + 1  # One addition per value of the result, and the reducer's own addition.
   expected = 1500 + 400 + (read + written) / 500 + work / 1000
   np.testing.assert_allclose(synthetic.planted_cost(module), [expected], rtol=1e-12)
 
 
 def _two_dots(size, configs):
-  """dot -> negate -> dot of the given sizes [m, k], [k, n], [n, o]; configs: changed tensors, by
-  (dot, tensor).
+  """Makes dot -> negate -> dot.
+
+  Args:
+    size: m, k, n and o of the tensors [m, k], [k, n] and [n, o].
+    configs: for each config, the set of tensors (dot, tensor) with a changed layout.
   """
   m, k, n, o = size
   layouts = np.full((len(configs), 2, 18), -1)
@@ -221,9 +225,8 @@ def test_cost_of_layouts():
   module = _two_dots((16, 256, 128, 64), [{}, {(0, 0)}, {(0, 0), (1, 1)}])
   padded = 16 * 128 * 8  # The result of the first dot, if its 16 rows are padded to 128.
   first = [4 * (16 * 256 + 256 * 128 + size) / 500 for size in (16 * 128, padded, padded)]
-  second = [
-    4 * (size + 128 * 128 + 16 * 128) / 500 for size in (16 * 128, 16 * 128, padded)
-  ]  # 64 columns are padded.
+  # The 64 columns of the second dot are padded to 128.
+  second = [4 * (size + 128 * 128 + 16 * 128) / 500 for size in (16 * 128, 16 * 128, padded)]
   copy = 2 * 4 * 16 * 128 / 500
   expected = [
     1500 + first[0] + second[0],
@@ -234,7 +237,7 @@ def test_cost_of_layouts():
 
 
 def test_layouts_that_disagree_cost_a_copy():
-  """Where no size needs padding, nothing but agreement counts."""
+  """Only agreement counts if no size needs padding."""
   agree = [{}, {(0, 0), (1, 1)}, {(0, 1), (0, 2), (1, 0), (1, 2)}]
   disagree = [{(0, 0)}, {(1, 1)}, {(0, 0), (0, 1), (1, 0)}]
   cost = synthetic.planted_cost(_two_dots((128, 256, 384, 512), agree + disagree))
@@ -338,8 +341,9 @@ def test_edges(module):
 
 
 def _values(op, name):
-  """All values of a block, also those without a column; the sample cuts and pads the first or
-  the last dimension.
+  """Returns all values of a block, also the values that have no column.
+
+  Ops of the sample cut the first dimension and pad the last one.
   """
   source = max((operand.shape for operand in op.operands), key=len, default=())
   if name == 'shape_dimensions':
@@ -415,7 +419,7 @@ def _without(shape, dimensions):
 
 
 def _check_shape(op):
-  """Infers the shape of an op from its operands, of which the order is not known."""
+  """Checks the shape of an op against its operands, whose order is not known."""
   shapes = [operand.shape for operand in op.operands]
   dimensions = op.block('dimensions', 6)
   if op.name in ('parameter', 'constant', 'iota'):
@@ -594,7 +598,7 @@ def test_configs_near_to_and_far_from_the_default(module):
   assert (share[1:] > 0).all()
 
 
-# What a sample is for.
+# Uses of a sample.
 
 
 @pytest.mark.parametrize('kind', _MAKERS)

@@ -1,6 +1,4 @@
-"""Tests of tpu_graphs.sources.synthetic: the sample as a whole, which modules it has and how
-they are written.
-"""
+"""Tests of tpu_graphs.sources.synthetic: the modules of a whole sample, and its files."""
 
 import dataclasses
 

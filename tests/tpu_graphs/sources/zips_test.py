@@ -15,9 +15,8 @@ from tpu_graphs.sources import zips
 _SETTINGS = hypothesis.settings(max_examples=60, deadline=None)
 _CONTENTS = st.one_of(
   st.binary(max_size=300),
-  st.builds(
-    lambda data, times: data * times, st.binary(max_size=20), st.integers(0, 60_000)
-  ),  # Up to 1.2 MB.
+  # The repeated data has up to 1.2 MB.
+  st.builds(lambda data, times: data * times, st.binary(max_size=20), st.integers(0, 60_000)),
   st.builds(
     lambda seed, size: np.random.default_rng(seed).bytes(size),
     st.integers(0, 9),
@@ -36,7 +35,7 @@ def _zip(content, compression, level=None):
 
 
 def _read(file, name='a', size=1 << 16):
-  """The pieces that a member is read in, the last of which is empty."""
+  """Returns the pieces that a member is read in; the last piece is empty."""
   reader = zips.Reader(zipfile.ZipFile(file), name)
   pieces = []
   while not pieces or pieces[-1]:
@@ -60,9 +59,8 @@ def test_reads_what_was_written(content, size, level, compression):
 
 def test_one_byte_at_a_time():
   content = b'abracadabra' * 3
-  assert _read(_zip(content, zipfile.ZIP_DEFLATED), size=1) == [
-    bytes([byte]) for byte in content
-  ] + [b'']
+  pieces = _read(_zip(content, zipfile.ZIP_DEFLATED), size=1)
+  assert pieces == [*(bytes([byte]) for byte in content), b'']
 
 
 @_SETTINGS
@@ -93,12 +91,14 @@ def test_arrays_are_compressed():
 @pytest.mark.parametrize(
   'compression', [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2]
 )
-def test_another_checksum(compression):
+def test_wrong_checksum(compression):
   data = bytearray(_zip(b'abracadabra' * 9, compression).getvalue())
-  entry = data.rindex(b'aPK\x01\x02') - 46  # In the directory, where the name follows 46 bytes.
+  # In an entry of the directory, the name follows 46 bytes.
+  entry = data.rindex(b'aPK\x01\x02') - 46
   data[entry + 16] ^= 1
   reader = zips.Reader(zipfile.ZipFile(io.BytesIO(data)), 'a')
-  if compression != zipfile.ZIP_BZIP2:  # All of it is read by zipfile at once.
+  # zipfile reads all data of bzip2 at once.
+  if compression != zipfile.ZIP_BZIP2:
     assert reader.read(98) == (b'abracadabra' * 9)[:98]
   with pytest.raises(zipfile.BadZipFile, match="Bad CRC-32 for file 'a'"):
     reader.read(1)
@@ -107,19 +107,16 @@ def test_another_checksum(compression):
 def test_changed_bytes_are_never_taken_for_the_content():
   content = b'abracadabra' * 30
   data = _zip(content, zipfile.ZIP_DEFLATED).getvalue()
-  start = (
-    data.index(b'PK\x03\x04', 10) + 31
-  )  # Behind the header of the second member, with its name.
+  # The data of the second member begins behind its header of 30 bytes and its name of 1 byte.
+  start = data.index(b'PK\x03\x04', 10) + 31
   for i in range(start, data.index(b'PK\x03\x04', start)):
     for bit in range(8):
       damaged = bytearray(data)
       damaged[i] ^= 1 << bit
       with contextlib.suppress(zipfile.BadZipFile):
         found = b''.join(_read(io.BytesIO(damaged)))
-        assert found == content or len(found) < len(content), (
-          i,
-          bit,
-        )  # An early end is told by the length.
+        # The length shows an early end.
+        assert found == content or len(found) < len(content), (i, bit)
 
 
 def test_data_that_is_longer_than_the_directory_says():
@@ -130,7 +127,7 @@ def test_data_that_is_longer_than_the_directory_says():
     _read(io.BytesIO(data))
 
 
-# The directory.
+# The directory of a zip identifies its content.
 
 
 def _tail(data):
@@ -140,7 +137,7 @@ def _tail(data):
 
 
 @pytest.mark.parametrize('save', [np.savez, np.savez_compressed])
-def test_directory_tells_the_content_apart(save):
+def test_directory_distinguishes_contents(save):
   arrays = testing.layout_arrays(c=500, seed=1)
   data = testing.npz_bytes(arrays, save)
   tail, start = _tail(data)
@@ -154,7 +151,7 @@ def test_directory_tells_the_content_apart(save):
 
 
 @pytest.mark.parametrize('data', [b'', b'PK', b'PK\x05\x06', b'HloModule jit_f', bytes(100_000)])
-def test_no_zip_has_no_directory(data):
+def test_other_files_have_no_directory(data):
   assert zips.directory_start(io.BytesIO(data)) == 0
 
 

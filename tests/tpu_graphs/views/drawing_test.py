@@ -1,5 +1,7 @@
-"""Tests of tpu_graphs.views.drawing: what is in a picture, that nothing is lost in large ones, and
-that Graphviz reads it."""
+"""Tests of tpu_graphs.views.drawing.
+
+Pictures have the right content, large pictures lose nothing, and Graphviz reads them.
+"""
 
 import collections
 import dataclasses
@@ -46,7 +48,7 @@ def make(
   feats=(),
   **over,
 ):
-  """A module of these opcodes with edges (producer, consumer); `feats` is (op, feature, value)."""
+  """Makes a module of `opcodes` with edges (producer, consumer) and feats (op, feature, value)."""
   n = len(opcodes)
   feat = np.zeros((n, 140), np.float32)
   for op, name, value in feats:
@@ -76,7 +78,7 @@ def make(
 
 @dataclasses.dataclass
 class Picture:
-  """What is in DOT text: nodes and edges with their attributes, and the nodes of each cluster."""
+  """The content of DOT text: nodes and edges with attributes, and the nodes of each cluster."""
 
   nodes: dict
   edges: dict
@@ -86,7 +88,7 @@ class Picture:
     return self.nodes[name]['label']
 
   def find(self, text):
-    """The only node whose label has a line `text`."""
+    """Returns the only node whose label has a line `text`."""
     (name,) = [name for name in self.nodes if text in self.label(name).split('\n')]
     return name
 
@@ -95,7 +97,7 @@ class Picture:
 
 
 def parse(text):
-  """Reads what `drawing.dot` writes, line by line; fails on a line that is none of its own."""
+  """Reads the output of `drawing.dot` line by line; fails on any other line."""
   picture = Picture({}, {}, {})
   first, *lines, last = text.splitlines()
   assert (first, last, text[-1]) == ('digraph module {', '}', '\n')
@@ -140,7 +142,7 @@ def _unquoted(value):
 
 
 def draw(module, **options):
-  """The picture of a module; Graphviz itself must read it without a word where it is installed."""
+  """Draws a module; where Graphviz is installed, it must read the picture without a message."""
   text = drawing.dot(module, **options)
   if HAS_DOT:
     result = subprocess.run(
@@ -199,14 +201,14 @@ def test_calls_are_dashed_from_caller_to_root():
   ]
 
 
-def test_computations_of_a_public_file_are_told_apart():
-  told = make(
+def test_computations_of_a_public_file_are_distinguished():
+  separated = make(
     ['parameter', 'negate', 'parameter', 'fusion'],
     [(0, 1), (2, 3), (1, 3)],
     computation=[0, 0, 1, 1],
     roots=[1, 3],
   )
-  assert draw(dataclasses.replace(told, computation=None)) == draw(told)
+  assert draw(dataclasses.replace(separated, computation=None)) == draw(separated)
 
 
 def test_colours_and_legend():
@@ -232,7 +234,7 @@ BF16, TUPLE = 'shape_element_type_is_bf16', 'shape_element_type_is_tuple'
 
 
 def shape(dims, layout=(), element=BF16):
-  """Features of op 0 as the extractor makes them."""
+  """Returns features of op 0 as the extractor makes them."""
   values = {
     element: 1,
     'shape_dimensions_sum': sum(dims),
@@ -405,7 +407,7 @@ def test_results_have_no_arrows():
 
 
 def called(opcode, body, **options):
-  """`body` of 40 adds and one op, called by `opcode` among 40 copies."""
+  """Makes a module whose `body`, 40 adds and one op, is called by `opcode` among 40 copies."""
   ops = [body, *['add'] * 40, *['copy'] * 40, opcode]
   edges = [*((i, i + 1) for i in range(40)), *((i, i + 1) for i in range(41, 81)), (40, 81)]
   return make(ops, edges, computation=[0] * 41 + [1] * 41, roots=[40, 81], **options)
@@ -458,7 +460,7 @@ def test_helper_of_many_is_drawn_in_the_first():
 
 
 def test_computations_that_call_each_other_end():
-  """No compiler writes this; the reader does not refuse it."""
+  # No compiler writes this, but the reader does not refuse it.
   ops = ['add'] * 20
   module = make(ops, [(9, 10), (19, 0)], computation=[0] * 10 + [1] * 10, roots=[9, 19])
   assert len(draw(module, max_ops=5).nodes) == 2
@@ -474,8 +476,9 @@ def test_edges_that_lead_back_end():
 
 @st.composite
 def programs(draw):
-  """Modules of one to four computations, as compilers write them: operands and callees come
-  first.
+  """Draws modules of one to four computations, where operands and callees come first.
+
+  Compilers write modules so.
   """
   rng = np.random.default_rng(draw(st.integers(0, 2**32)))
   opcodes, edges, computation, roots = [], [], [], []
@@ -559,14 +562,16 @@ def test_svg():
 
 
 @pytest.mark.skipif(not HAS_DOT, reason='needs Graphviz')
-def test_graphviz_that_fails_is_told():
+def test_graphviz_that_fails_is_reported():
   with pytest.raises(errors.InputError, match='the program dot failed') as caught:
     drawing.svg('digraph {')
   assert 'syntax error' in caught.value.found
 
 
-def test_graphviz_that_is_missing_is_told(monkeypatch, tmp_path):
+def test_graphviz_that_is_missing_is_reported(monkeypatch, tmp_path):
   monkeypatch.setenv('PATH', str(tmp_path))
-  with pytest.raises(errors.InputError, match='apt-get install graphviz; DOT text') as caught:
+  with pytest.raises(
+    errors.InputError, match='apt-get install graphviz, or write DOT text'
+  ) as caught:
     drawing.svg('digraph {}')
   assert caught.value.expected == 'the package graphviz'

@@ -1,5 +1,7 @@
-"""Tests of tpu_graphs.views.summary against naive counts, and of the computations that it finds in
-files without them."""
+"""Tests of tpu_graphs.views.summary.
+
+Summaries equal naive counts, and computations are found in files without them.
+"""
 
 import collections
 import dataclasses
@@ -37,8 +39,9 @@ def make(kind='tile', c=6, nc=2, module_id='m', seed=0, **over):
 
 
 def graph(roots, edges, splits, **over):
-  """A module with these roots, edges (consumer, operand) and segments; the last split is the
-  number of ops.
+  """Makes a module with roots, edges (consumer, operand) and segments.
+
+  The last of the `splits` is the number of ops.
   """
   n = splits[-1]
   feat = np.zeros((n, 140), np.float32)
@@ -96,7 +99,8 @@ def modules(draw):
     'node_opcode': rng.integers(1, 5, 4),
     'config_id': rng.permutation(c + 3)[:c],
   }
-  if kind == 'tile':  # Few values, so that vectors are equal.
+  if kind == 'tile':
+    # There are few different values, so that some vectors are equal.
     over['config_feat'] = np.zeros((c, 24), np.float32)
     over['config_feat'][:, [0, 23]] = rng.choice(np.array([-0.0, 0.0, 1.5], np.float32), (c, 2))
     over['config_runtime_normalizers'] = np.where(runtime == -1, -1, rng.integers(1, 1000, c))
@@ -118,9 +122,8 @@ def test_numbers_are_the_naive_ones(module):
     found['opcodes'].items(), key=lambda item: (-item[1], item[0])
   )
   assert found['config_ops'] == module.num_config_ops
-  assert all(
-    type(value) in (int, float, str, dict, type(None)) for value in found.values()
-  )  # No NumPy scalars.
+  # Exact types are compared, since NumPy scalars are not fit for JSON.
+  assert all(type(value) in (int, float, str, dict, type(None)) for value in found.values())
 
 
 @pytest.mark.parametrize('kind', module_lib.KINDS)
@@ -269,7 +272,7 @@ def test_unmeasured_file():
   assert (found.fastest_ns, found.slowest_ns, found.best_ratio) == (None, None, None)
 
 
-def test_computations_that_the_source_tells_are_kept():
+def test_computations_that_the_source_gives_are_kept():
   computation = np.array([0, 2, 2, 1])
   module = graph([3], [], [0, 4], computation=computation)
   assert summary.computation_of_op(module) is module.computation
@@ -292,7 +295,7 @@ def test_computations_that_the_source_tells_are_kept():
       [(1, 0), (4, 3), (5, 3)],
       [0, 6],
       [0, 0, 1, 1, 1, 1],
-      id='the entry goes on behind its root',
+      id='the entry continues behind its root',
     ),
     pytest.param([1, 4], [(3, 1)], [0, 2, 5], [0, 0, 1, 1, 1], id='as the segments'),
     pytest.param([1, 2], [(2, 0)], [0, 3], [0, 0, 0], id='two roots in one: segments'),
@@ -309,7 +312,7 @@ PROGRAMS = sorted((testing.GOLDEN / 'modules').glob('*.pb'))
 
 
 @pytest.mark.parametrize('path', PROGRAMS, ids=lambda path: path.stem)
-def test_computations_of_real_programs_are_found_without_being_told(path):
+def test_computations_of_real_programs_are_found_from_the_graph(path):
   (module,) = hlo.from_file(path)
   blind = dataclasses.replace(module, computation=None)
   assert np.unique(module.computation).size > np.unique(blind.computation).size

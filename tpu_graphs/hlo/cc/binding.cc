@@ -1,4 +1,4 @@
-// The Python module `tpu_graphs.hlo._native`; ../native.py says what it holds.
+// The Python module `tpu_graphs.hlo._native`; ../native.py adapts it, ../_native.pyi declares its types.
 
 #include <memory>
 #include <string>
@@ -39,7 +39,7 @@ py::object ToTuple(const std::optional<Fault>& fault) {
   return py::make_tuple(static_cast<int>(fault->kind), fault->index, fault->node, fault->value);
 }
 
-// A tuning with the bytes that it views.
+// A tuning, with ownership of the bytes that it views.
 struct PyTuning {
   py::bytes data;
   std::shared_ptr<const OpcodeTable> opcodes;
@@ -106,7 +106,7 @@ struct PyTuning {
   }
 };
 
-// A document with the bytes that it views.
+// A document, with ownership of the bytes that it views.
 struct PyDocument {
   py::bytes data;
   std::shared_ptr<const OpcodeTable> opcodes;

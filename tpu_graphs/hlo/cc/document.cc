@@ -30,7 +30,7 @@ enum Column {
 constexpr int kWindowLists = 6;
 constexpr int kWindowReversal = kWindow + kWindowLists * 8;
 
-// Number of an element type -> place in its one-hot columns; a type that is not here has no column.
+// Numbers of the element types in the order of their one-hot columns; other types have no column.
 constexpr int kElementTypes[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 16, 15, 18, 13, 14, 17};
 constexpr int kNumElementTypes = std::size(kElementTypes);
 static_assert(kElementType + kNumElementTypes == kShapeDimensions);
@@ -41,7 +41,7 @@ uint64_t Hash(Bytes bytes) {  // FNV-1a: http://www.isthe.com/chongo/tech/comp/f
   return hash ^ hash >> 32;
 }
 
-// An int64 is rounded to the nearest float32 at once; by way of a double it would be rounded twice.
+// An int64 becomes the nearest float32 directly; a double between the two would round twice.
 float ToFloat(int64_t value) { return static_cast<float>(value); }
 
 template <int N>
@@ -56,10 +56,10 @@ void WriteSummary(const List<N>& list, float* columns) {
   columns[N + 1] = ToFloat(static_cast<int64_t>(list.product));
 }
 
-// The features of an instruction that has nothing set but what is written over them.
+// Returns the features of an instruction without any field; the fields that are set are written over them.
 std::array<float, kNumNodeFeatures> EmptyRow(int64_t layout_padding) {
   std::array<float, kNumNodeFeatures> row{};
-  row[kShapeDimensions + 7] = 1;  // The product of no values.
+  row[kShapeDimensions + 7] = 1;  // The product of no values is 1.
   for (int i = 0; i < kWindowLists; ++i) row[kWindow + 8 * i + 7] = 1;
   for (int i = 0; i < 3; ++i) row[kSlice + 4 * i + 3] = 1;
   row[kDynamicSlice + 3] = 1;
@@ -88,7 +88,7 @@ void WriteRare(const Instruction::Rare& rare, float* row) {
   for (int i = 0; i < 2; ++i) WriteSummary(rare.padding[i], row + kPadding + 4 * i);
 }
 
-// All but is_root, which the computation knows.
+// Writes all features but is_root, which depends on the computation.
 void WriteRow(const Instruction& instruction, float* row) {
   const Shape& shape = instruction.shape;
   const auto* type = std::find(std::begin(kElementTypes), std::end(kElementTypes), shape.element_type);
@@ -104,7 +104,7 @@ void WriteRow(const Instruction& instruction, float* row) {
   if (instruction.has_rare) WriteRare(instruction.rare, row);
 }
 
-// Id -> index of the last instruction that has it.
+// Id -> index of the last instruction that has the id.
 class IndexOfId {
  public:
   explicit IndexOfId(const std::vector<int64_t>& ids) : ids_(ids) {
@@ -123,7 +123,7 @@ class IndexOfId {
               [&](int64_t a, int64_t b) { return ids[a] != ids[b] ? ids[a] < ids[b] : a < b; });
   }
 
-  // -1 where there is none.
+  // Returns -1 where no instruction has the id.
   int64_t Find(int64_t id) const {
     if (!table_.empty()) {
       return id >= low_ && Offset(id) < table_.size() ? table_[Offset(id)] : -1;
@@ -138,8 +138,8 @@ class IndexOfId {
 
   const std::vector<int64_t>& ids_;
   int64_t low_ = 0;
-  std::vector<int64_t> table_;   // By id, where ids are dense.
-  std::vector<int64_t> sorted_;  // Indices ordered by id, elsewhere.
+  std::vector<int64_t> table_;   // Index at each id - low_, used where ids are dense.
+  std::vector<int64_t> sorted_;  // Indices ordered by id, used where ids are sparse.
 };
 
 // Lists of ids, one per instruction.
@@ -152,7 +152,7 @@ struct IdLists {
     ends.push_back(static_cast<int64_t>(values.size()));
   }
 
-  // Calls `use(index of the instruction, id)` for each; stops where it returns false.
+  // Calls `use(index of the instruction, id)` for each id; stops where `use` returns false.
   template <class Use>
   bool ForEach(Use use) const {
     int64_t start = 0;
@@ -166,7 +166,7 @@ struct IdLists {
 };
 
 struct Links {
-  std::vector<int64_t> ids;  // Of the instructions.
+  std::vector<int64_t> ids;  // Ids of the instructions.
   IdLists operands;
   IdLists called;
   std::vector<std::pair<int64_t, int64_t>> root_of_computation;  // Id of the computation, id of its root.
@@ -179,7 +179,7 @@ std::optional<Fault> WriteEdges(Links& links, std::vector<int64_t>* edges) {
     if (!good) fault = Fault{kind, index, 0, id};
     return good;
   };
-  // From here on operands are indices.
+  // From here on, `links.operands` holds indices in place of ids.
   int64_t position = 0;
   links.operands.ForEach([&](int64_t index, int64_t id) {
     const int64_t operand = index_of_id.Find(id);
@@ -188,7 +188,7 @@ std::optional<Fault> WriteEdges(Links& links, std::vector<int64_t>* edges) {
   });
   if (fault) return fault;
 
-  auto& roots = links.root_of_computation;  // Of equal ids the last counts.
+  auto& roots = links.root_of_computation;  // Where computations share an id, the last counts.
   std::stable_sort(roots.begin(), roots.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   const auto root_of = [&](int64_t id) {
     const auto after = std::upper_bound(roots.begin(), roots.end(), id,
@@ -203,7 +203,7 @@ std::optional<Fault> WriteEdges(Links& links, std::vector<int64_t>* edges) {
   });
   if (fault) return fault;
 
-  // An instruction whose id another has, too, stands for the last that has it.
+  // Where instructions share an id, it stands for the last of them.
   const auto own_index = [&](int64_t index) { return index_of_id.Find(links.ids[index]); };
   links.operands.ForEach([&](int64_t index, int64_t operand) {
     return check(own_index(index) != operand, Fault::kSelfReference, index, links.ids[index]);
@@ -214,7 +214,7 @@ std::optional<Fault> WriteEdges(Links& links, std::vector<int64_t>* edges) {
   });
   if (fault) return fault;
 
-  // The edges of one instruction after the other: an operand counts once, a called computation as often as it is called.
+  // An operand counts once per instruction, a called computation as often as it is called.
   edges->reserve(2 * (links.operands.values.size() + links.called.values.size()));
   std::vector<int64_t> own;
   bool sorted = true;
@@ -237,7 +237,7 @@ std::optional<Fault> WriteEdges(Links& links, std::vector<int64_t>* edges) {
       edges->push_back(producer);
     }
   }
-  if (!sorted) {  // Ids that occur more than once.
+  if (!sorted) {  // Instructions share an id.
     std::vector<std::pair<int64_t, int64_t>> rows(edges->size() / 2);
     for (size_t i = 0; i < rows.size(); ++i) rows[i] = {(*edges)[2 * i], (*edges)[2 * i + 1]};
     std::sort(rows.begin(), rows.end());
@@ -253,7 +253,7 @@ bool EndsSegment(Bytes name) {
   return false;
 }
 
-// Calls `read(computation message)` for each computation of a module that was checked.
+// Calls `read(computation message)` for each computation of a module that has been checked.
 template <class ReadOne>
 void ForEachComputation(const std::vector<Bytes>& module, ReadOne read) {
   for (const Bytes message : module) {
@@ -353,7 +353,7 @@ void Tuning::TileConfigs(const std::vector<int64_t>& positions, float* feat) con
     run.Parse(runs.messages[position], kMaxDepth);
     for (auto& bounds : run.bounds) {
       std::fill_n(feat, 8, 0.0f);
-      if (bounds.size == 0) bounds.product = 0;  // Unlike that of a list of an instruction.
+      if (bounds.size == 0) bounds.product = 0;  // In a config, unlike an instruction, the product of no values is 0.
       WriteSummary(bounds, feat);
       feat += 8;
     }

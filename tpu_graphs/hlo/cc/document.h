@@ -1,8 +1,8 @@
-// A file of HLO modules, with or without measured runs: what is in it, and its arrays.
+// A file of HLO modules, with or without measured runs: its content and its arrays.
 //
-// The messages are those of ../protos.py. A file is read twice: once to check all of it and to count, and once to write
-// the arrays, so that these are allocated in their final size and nothing is copied. Only views into the file are kept,
-// which must outlive the objects here.
+// ../protos.py lists the messages. A file is read twice: once to check all of it and to count, and once to write the
+// arrays, so that the arrays are allocated in their final size and nothing is copied. The objects here hold only views
+// into the bytes of the file, which must outlive them.
 
 #ifndef TPU_GRAPHS_HLO_CC_DOCUMENT_H_
 #define TPU_GRAPHS_HLO_CC_DOCUMENT_H_
@@ -32,7 +32,7 @@ class OpcodeTable {
   OpcodeTable(const OpcodeTable&) = delete;
   OpcodeTable& operator=(const OpcodeTable&) = delete;
 
-  // 0 where there is none.
+  // Returns 0 for a name that is not in the table.
   uint8_t Find(Bytes name) const;
 
  private:
@@ -42,39 +42,39 @@ class OpcodeTable {
   std::array<uint8_t, kSlots> slots_{};  // Position in `names_` + 1; 0 is empty.
 };
 
-// The numbers are those of `_native.FILE_TYPES`.
+// `_FILE_TYPES` in ../native.py has the same order.
 enum class FileType { kTuningData, kModuleTuningData, kHloProto, kHloModuleProto };
 
-// What breaks a rule, and where.
+// A broken rule, the place and the value that breaks it. `Rule` in ../graph.py has the same numbers.
 struct Fault {
   enum Kind { kUnknownOperand, kUnknownComputation, kMissingRoot, kSelfReference, kNodeCount, kTensorCount, kDimension };
 
   Kind kind;
-  int64_t index;  // Of the instruction, or of the run.
-  int64_t node;   // Of the config, for the faults of one.
-  int64_t value;  // The id, count or dimension.
+  int64_t index;  // Index of the instruction or, for faults of a config, of the run.
+  int64_t node;   // Index of the node of the config; 0 for faults of an instruction.
+  int64_t value;  // The id, count or dimension that breaks the rule.
 };
 
-// Name of the module and computation of an instruction, its own name and its id.
+// An instruction: the name of its computation, its own name and its id.
 struct Place {
   Bytes computation;
   Bytes instruction;
   int64_t id;
 };
 
-// The runs of a module, one entry each.
+// The runs of a module; each list has one entry per run.
 struct Runs {
   enum Flag : uint8_t { kError = 1, kProfile = 2, kTileConfig = 4, kModuleConfig = 8, kDefault = 16 };
 
   std::vector<Bytes> messages;
   std::vector<uint8_t> flags;
-  std::vector<int64_t> time;  // ns.
+  std::vector<int64_t> time;  // In ns.
 };
 
-// What the graph arrays cannot tell at once, since its size is not known before.
+// The parts of a graph whose sizes are known only after the messages have been read.
 struct GraphParts {
-  std::vector<int64_t> computation_sizes;  // Number of instructions of each.
-  std::vector<uint8_t> ends_segment;       // Of each computation.
+  std::vector<int64_t> computation_sizes;  // Number of instructions of each computation.
+  std::vector<uint8_t> ends_segment;       // 1 for each computation that ends a segment, else 0.
   std::vector<int64_t> edges;              // Pairs (consumer, operand), sorted.
   std::vector<std::pair<Bytes, int64_t>> unknown_opcodes;  // Name, number of ops; sorted by name.
 };
@@ -86,7 +86,7 @@ class Tuning {
   Bytes name;
   uint64_t fingerprint = 0;
   int64_t num_ops = 0;
-  std::vector<Bytes> module;  // Message by message; protobuf merges a message that occurs more than once.
+  std::vector<Bytes> module;  // One entry per message; protobuf merges a message that occurs more than once.
   Runs runs;
   std::vector<uint64_t> config_nodes;
 
@@ -105,14 +105,14 @@ class Tuning {
 
 class Document {
  public:
-  // Nothing where `data` are no message of this type.
+  // Returns nothing where `data` is not a message of this type.
   static std::optional<Document> Parse(Bytes data, FileType type, const OpcodeTable& opcodes);
 
-  // Whether any instruction has an opcode of the table.
+  // Returns true if any instruction has an opcode of the table.
   bool knows_opcode() const { return knows_opcode_; }
-  // Of an HloProto.
+  // Returns the number of buffer allocations of an HloProto; 0 for other types.
   int64_t num_buffer_allocations() const { return num_buffer_allocations_; }
-  // The names of all modules and computations that have one.
+  // Returns the names of all modules and computations that have a name.
   std::vector<Bytes> Names() const;
 
   size_t num_tunings() const { return type_ == FileType::kTuningData ? tunings_.size() : 1; }

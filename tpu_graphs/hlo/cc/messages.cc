@@ -183,7 +183,7 @@ bool Run::Parse(Bytes message, int depth) {
       });
     });
   };
-  // Both kinds of config hold one known message, with field number 1.
+  // Both kinds of config hold one known message, in field 1.
   const auto read_config = [](Bytes config, int depth_left, auto read) {
     return ReadFields(config, depth_left, [&](Tag tag, Cursor& cursor) {
       return tag.field == 1 ? ReadMessage(tag, cursor, depth_left, read) : Field::kUnknown;

@@ -1,7 +1,7 @@
-// How the messages are read: each function takes the bytes of one message and calls back with what is in it.
+// Readers of the messages: each function takes the bytes of one message and calls back with its content.
 //
-// The functions return false where the bytes are no such message. `depth` is how many more levels of messages are
-// allowed in this one.
+// The functions return false where the bytes are not such a message. `depth` is the number of further levels of
+// messages that are allowed in this one.
 
 #ifndef TPU_GRAPHS_HLO_CC_MESSAGES_H_
 #define TPU_GRAPHS_HLO_CC_MESSAGES_H_
@@ -17,7 +17,7 @@ enum class Field { kRead, kUnknown, kMalformed };
 
 inline Field Read(bool good) { return good ? Field::kRead : Field::kMalformed; }
 
-// Calls `known(tag, cursor)` for each field, which reads its value or says that it does not know it.
+// Calls `known(tag, cursor)` for each field, which reads the value, or returns `Field::kUnknown` to skip the field.
 template <class Known>
 bool ReadFields(Bytes message, int depth, Known known) {
   Cursor cursor(message);
@@ -37,7 +37,7 @@ bool ReadFields(Bytes message, int depth, Known known) {
   return true;
 }
 
-// A field of another wire type than the schema's is an unknown field.
+// Reads a number. A field whose wire type differs from the schema is an unknown field.
 template <class T>
 Field ReadScalar(Tag tag, Cursor& cursor, T* value) {
   if (tag.type != kVarint) return Field::kUnknown;
@@ -52,7 +52,7 @@ inline Field ReadString(Tag tag, Cursor& cursor, Bytes* value) {
   return Read(cursor.ReadDelimited(value) && IsUtf8(*value));
 }
 
-// A repeated number, packed or not.
+// Reads a repeated number, packed or not.
 template <class Add>
 Field ReadRepeated(Tag tag, Cursor& cursor, Add add) {
   uint64_t value;
@@ -71,7 +71,7 @@ Field ReadRepeated(Tag tag, Cursor& cursor, Add add) {
   return Field::kRead;
 }
 
-// `read(bytes, depth)` reads the message.
+// Reads a field that holds a message; `read(bytes, depth)` reads the message.
 template <class ReadOne>
 Field ReadMessage(Tag tag, Cursor& cursor, int depth, ReadOne read) {
   if (tag.type != kDelimited) return Field::kUnknown;
@@ -79,7 +79,7 @@ Field ReadMessage(Tag tag, Cursor& cursor, int depth, ReadOne read) {
   return Read(cursor.ReadDelimited(&message) && depth > 0 && read(message, depth - 1));
 }
 
-// The first N of a list of numbers, and sum and product of all; both wrap around.
+// The first N numbers of a list, and the sum and product of all its numbers, which wrap around.
 template <int N>
 struct List {
   int64_t first[N];
@@ -107,7 +107,7 @@ struct Shape {
   int64_t num_tuple_shapes = 0;
   List<6> minor_to_major;
 
-  // Adds what a message tells.
+  // Merges the fields of a message into this shape.
   bool Merge(Bytes message, int depth);
 };
 
@@ -117,7 +117,7 @@ struct Instruction {
   struct Rare {
     List<6> window[6];  // size, stride, padding_low, padding_high, window_dilation, base_dilation
     List<6> window_reversal;
-    int64_t convolution[6] = {};  // In the order of their columns, the spatial ones left out.
+    int64_t convolution[6] = {};  // In the order of the columns, without the spatial dimensions.
     List<4> input_spatial;
     List<4> kernel_spatial;
     List<2> slice[3];  // start, stride, limit
@@ -139,11 +139,12 @@ struct Instruction {
   bool has_rare = false;
   Rare rare;
 
-  // Reads a message; what was there before is forgotten, but memory is kept.
+  // Reads a message. Earlier content is cleared, but its memory is reused.
   bool Parse(Bytes message, int depth);
 };
 
-// A ConfigProfile. The configs are kept as messages to be read later; a later config of the other kind replaces them.
+// A ConfigProfile. The nodes of a layout config are kept as messages that are read later. A later config of the other
+// kind replaces an earlier one.
 struct Run {
   bool error = false;
   bool is_default = false;

@@ -1,7 +1,7 @@
 // The protobuf wire format: https://protobuf.dev/programming-guides/encoding.
 //
-// Input is untrusted. Each read is checked against the end of the message, and what is refused here is what protobuf's
-// own parser refuses, so that both implementations of the extractor accept the same files.
+// Input is untrusted. Each read is checked against the end of the message. The same input is refused here as by
+// protobuf's own parser, so that both implementations of the extractor accept the same files.
 
 #ifndef TPU_GRAPHS_HLO_CC_WIRE_H_
 #define TPU_GRAPHS_HLO_CC_WIRE_H_
@@ -14,7 +14,7 @@ namespace tpu_graphs {
 
 using Bytes = std::string_view;
 
-constexpr int kMaxDepth = 100;  // Messages and groups in one another, as in protobuf.
+constexpr int kMaxDepth = 100;  // Levels of nested messages and groups, as in protobuf.
 
 enum WireType : uint32_t { kVarint = 0, kFixed64 = 1, kDelimited = 2, kStartGroup = 3, kEndGroup = 4, kFixed32 = 5 };
 
@@ -23,7 +23,8 @@ struct Tag {
   uint32_t type;
 };
 
-// Reads the fields of one message. A method returns false where the bytes are no message; nothing more may be read then.
+// Reads the fields of one message. A method returns false where the bytes are not a message; no method may be called
+// afterwards.
 class Cursor {
  public:
   explicit Cursor(Bytes bytes)
@@ -65,7 +66,7 @@ class Cursor {
     return true;
   }
 
-  // Skips the value of a field whose tag was read. `depth` is how many more levels of groups are allowed.
+  // Skips the value of a field whose tag was read. `depth` is the number of further levels of groups that are allowed.
   bool Skip(Tag tag, int depth) {
     uint64_t ignored;
     Bytes bytes;
@@ -107,7 +108,7 @@ class Cursor {
   const uint8_t* end_;
 };
 
-// Whether `bytes` are UTF-8: no overlong forms, no surrogates, nothing beyond U+10FFFF.
+// Returns true if `bytes` are UTF-8: no overlong forms, no surrogates, nothing beyond U+10FFFF.
 bool IsUtf8(Bytes bytes);
 
 }  // namespace tpu_graphs
