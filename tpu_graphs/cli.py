@@ -87,8 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   """
   args = (sys.argv if argv is None else argv)[1:]
   if not args or args[0] in _HELP_FLAGS:
-    print(_overview())
-    return 0
+    return _guarded(lambda: print(_overview()))
   command, rest = args[0], args[1:]
   if command == '--version':
     print(PROGRAM, tpu_graphs.__version__)
@@ -215,7 +214,7 @@ def _overview() -> str:
   lines = [
     f'usage: {PROGRAM} COMMAND [flags]',
     '',
-    tpu_graphs.__doc__ or '',
+    (tpu_graphs.__doc__ or '').partition('\n')[0],
     '',
     'commands:',
     *commands,

@@ -1,6 +1,4 @@
-"""Tests of baselines.evaluate: the numbers it writes, worked out again from the rankings and the
-source files.
-"""
+"""Tests of baselines.evaluate: its numbers against numbers computed from source files."""
 
 import csv
 import itertools
@@ -29,7 +27,7 @@ from tpu_graphs.metrics import module_table
 
 _KS = {'tile': (1, 5, 10), 'layout': (1, 10, 100)}
 pytestmark = pytest.mark.usefixtures('each_run_loaded_once', 'each_pipeline_made_once')
-# For what is alike in both kinds, since each evaluation takes seconds.
+# Tests of features that both kinds share run for one kind, since each evaluation takes seconds.
 tile_alone = pytest.mark.parametrize('kind', ['tile'], indirect=True, scope='session')
 
 
@@ -65,19 +63,19 @@ def data(kind, sources, tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def run(kind, data, tmp_path_factory):
-  """The run directory of a model as it is before training."""
+  """Writes the run directory of an untrained model."""
   return testing.write_run(str(tmp_path_factory.mktemp(f'evaluate_run_{kind}') / 'run'), data)
 
 
 @pytest.fixture(scope='session')
 def other_run(data, tmp_path_factory):
-  """The same with other weights."""
+  """Writes the run directory of the same model with other weights."""
   return testing.write_run(str(tmp_path_factory.mktemp('evaluate_other') / 'other'), data, seed=1)
 
 
 @pytest.fixture(scope='session')
 def valid(data, run, tmp_path_factory):
-  """Folder with the result of the valid split."""
+  """Evaluates the valid split; returns the folder with the result."""
   out = tmp_path_factory.mktemp('evaluate_out')
   evaluate.evaluate(run=run, data=data, split='valid', out=str(out))
   return out
@@ -100,7 +98,7 @@ def _rankings(folder):
 
 
 def _metrics_by_hand(kind, ranking, arrays):
-  """OPA, Kendall tau and top-k errors of a ranking of distinct scores."""
+  """Computes OPA, Kendall tau and top-k errors of a ranking of distinct scores."""
   runtime = arrays['config_runtime'] / arrays.get('config_runtime_normalizers', 1)
   ranked = runtime[ranking]
   if np.unique(runtime).size < 2:
@@ -121,7 +119,7 @@ def test_rankings_hold_every_config_of_every_module_once(valid, sources):
     assert sorted(ranking) == list(range(sources[f'valid/{name}']['config_runtime'].size))
 
 
-def test_metrics_equal_those_worked_out_by_hand(kind, valid, sources):
+def test_metrics_equal_metrics_computed_by_hand(kind, valid, sources):
   result = json.loads((valid / runs.METRICS_NAME).read_text())
   per_module = {row['module_id']: row for row in _rows(valid / runs.PER_MODULE_NAME)}
   expected = {
@@ -217,7 +215,8 @@ def test_missing_split_is_one_line(run, tmp_path, kind, capsys):
 def test_result_in_the_data_is_refused(data, run, place):
   with pytest.raises(errors.InputError, match='result cannot lie in the data'):
     evaluate.evaluate(run=run, data=data, split='valid', out=f'{data}/{place}')
-  directory_lib.open_directory(data)  # Still whole.
+  # The data must still be whole.
+  directory_lib.open_directory(data)
 
 
 def test_place_that_cannot_be_written_is_refused(data, run, tmp_path):
@@ -272,7 +271,7 @@ def test_default_and_oracle_stand_beside(kind, valid, sources):
   assert result['random']['kendall_tau'] == 0
 
 
-def test_normalizers_of_one_tell_no_default():
+def test_normalizers_of_one_give_no_default():
   module = scoring.ScoredModule(
     'm',
     np.arange(3),
@@ -294,7 +293,7 @@ def test_intervals_stand_beside(valid):
     )
 
 
-# What is kept of configs.
+# Kept configs.
 
 
 def test_kept_configs_hold_the_ends_and_the_fastest():
@@ -318,7 +317,7 @@ def test_kept_configs_hold_the_ends_and_the_fastest():
 
 @pytest.fixture
 def many_tasks(monkeypatch):
-  """Each shard is a task of its own, as large ones are."""
+  """Makes each shard a task of its own, as large shards are."""
   monkeypatch.setattr(evaluation, 'TASK_BYTES', 1)
 
 
@@ -334,7 +333,7 @@ def test_tasks_share_out_the_shards(data, monkeypatch):
     assert sum(found, ()) == shards
 
 
-def test_shards_are_brought_together(data, run, kind, many_tasks):
+def test_tasks_are_merged(data, run, kind, many_tasks):
   directory = directory_lib.open_directory(data)
   loaded = runs.load(run)
   scorer = scoring.make_scorer(loaded.model, kind)
@@ -403,14 +402,14 @@ def test_listed_configs_are_judged_beside_all(
 
 @tile_alone
 @pytest.mark.parametrize(
-  ('content', 'told'),
+  ('content', 'message'),
   [
     ({'nobody': [0]}, 'unknown module: found nobody'),
     ({'short-π': [4]}, 'short-π: no such config: found 4'),
   ],
 )
 def test_wrong_list_is_one_line_and_leaves_the_old_result(
-  content, told, data, run, valid, tmp_path, capsys
+  content, message, data, run, valid, tmp_path, capsys
 ):
   shutil.copytree(valid, tmp_path / 'out')
   (tmp_path / 'wrong.json').write_text(json.dumps(content))
@@ -430,7 +429,7 @@ def test_wrong_list_is_one_line_and_leaves_the_old_result(
   captured = capsys.readouterr()
   assert captured.err.count('\n') == 1
   assert 'wrong.json: ' in captured.err
-  assert told in captured.err
+  assert message in captured.err
   assert _tree(tmp_path / 'out') == _tree(valid)
 
 
@@ -514,13 +513,13 @@ def test_one_report_may_lie_elsewhere(data, run, tmp_path):
   ('paths', 'expected'),
   [(['runs/a'], ['a']), (['runs/a/', 'b'], ['a', 'b']), (['a/run', 'b/run/'], ['a_run', 'b_run'])],
 )
-def test_runs_are_told_apart(paths, expected):
+def test_runs_have_different_labels(paths, expected):
   assert [evaluate._labels(paths)[path] for path in paths] == expected
 
 
 @tile_alone
 @pytest.mark.parametrize(
-  ('flags', 'code', 'told'),
+  ('flags', 'code', 'message'),
   [
     (['--split=valid,nope'], 2, 'must be of train, valid, test'),
     (['--split='], 2, 'must be of train, valid, test'),
@@ -531,15 +530,15 @@ def test_runs_are_told_apart(paths, expected):
     (['--out='], 1, '--out: result cannot lie in the data'),
   ],
 )
-def test_wrong_flags_are_one_line(flags, code, told, data, run, capsys):
+def test_wrong_flags_are_one_line(flags, code, message, data, run, capsys):
   flags = [flag.format(run=run) for flag in flags]
   assert cli.main(['tpu-graphs', 'evaluate', f'--run={run}', f'--data={data}', *flags]) == code
   captured = capsys.readouterr()
   assert captured.err.count('\n') == 1
-  assert told in captured.err
+  assert message in captured.err
 
 
-# By a pipeline.
+# With a pipeline.
 
 
 @tile_alone
@@ -556,7 +555,8 @@ def test_pipeline_gives_the_same(data, run, other_run, indices, many_tasks, tmp_
       beam_args=beam_args,
     )
     tree = _tree(out)
-    for name in ('report.html', 'report.json'):  # They tell the command that made them.
+    # The reports hold the command that made them, with the folder.
+    for name in ('report.html', 'report.json'):
       tree[name] = tree[name].replace(str(out).encode(), b'OUT')
     trees.append(tree)
   assert trees[0] == trees[1]

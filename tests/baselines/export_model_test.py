@@ -1,5 +1,6 @@
-"""Tests of baselines.export_model: what is written loads without any of our code, and answers as
-the model does.
+"""Tests of baselines.export_model.
+
+An exported model loads without any of our code, and gives the scores of the model.
 """
 
 import json
@@ -27,14 +28,15 @@ from tpu_graphs.sources import npz
 _CHOICES = feature_choices.FeatureChoices(
   layout_padding=-1, extra=(feature_choices.load(f'{user_features.HERE}:degree'),)
 )
-# Runs in a process where none of these can be imported: the path of the model, of the requests, and
-# of the answers.
+# A client that cannot import our packages, nor packages that only training needs. Its arguments are
+# the paths of the model, the requests and the answers.
 _CLIENT = """
 import sys
 
 class Forbidden:
   def find_spec(self, name, path=None, target=None):
-    if name.partition('.')[0] in ('tpu_graphs', 'baselines', 'tensorflow_gnn', 'tensorflow_ranking'):
+    package = name.partition('.')[0]
+    if package in ('tpu_graphs', 'baselines', 'tensorflow_gnn', 'tensorflow_ranking'):
       raise ImportError('forbidden: ' + name)
 
 sys.meta_path.insert(0, Forbidden())
@@ -53,8 +55,10 @@ np.savez(answers, tensors=tensors['scores'], **examples)
 
 @pytest.fixture(scope='session')
 def folder(kind, tmp_path_factory):
-  """Holds raw/train/*.npz, data, run with metrics of its valid split, and out, the exported
-  model.
+  """Makes a folder with an exported model.
+
+  The folder holds raw/train/*.npz, data, run with metrics of its valid split, and out, the
+  exported model.
   """
   folder = tmp_path_factory.mktemp(f'export_{kind}')
   data = testing.convert_arrays(
@@ -89,14 +93,14 @@ def folder(kind, tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def modules(folder, kind):
-  """With the features that the run was trained with."""
+  """Returns the modules with the features that the run was trained with."""
   return [
     _CHOICES.add_extra(npz.load(path, kind=kind, choices=_CHOICES))
     for path in sorted((folder / 'raw' / 'train').iterdir())
   ]
 
 
-def test_answers_equal_those_of_python_without_our_code(folder, kind, modules, tmp_path):
+def test_answers_without_our_code_equal_the_scores_of_the_model(folder, kind, modules, tmp_path):
   loaded = runs.load(str(folder / 'run'))
   scorer = scoring.make_scorer(loaded.model, kind, num_extra=2)
   expected = [scoring.score_module(scorer, module).score for module in modules]
@@ -114,7 +118,8 @@ def test_answers_equal_those_of_python_without_our_code(folder, kind, modules, t
     text=True,
   )
   assert done.returncode == 0, done.stderr[-2000:]
-  assert 'gradient' not in done.stderr  # No warnings about what nobody asks of it.
+  # TensorFlow must not warn about gradients, which nobody asks for.
+  assert 'gradient' not in done.stderr
   with np.load(tmp_path / 'answers.npz') as answers:
     np.testing.assert_allclose(answers['tensors'], expected[0], rtol=1e-5, atol=1e-5)
     assert answers['num_configs'].tolist() == [70, 3, 1]

@@ -28,10 +28,12 @@ from tpu_graphs.sources import candidates
 from tpu_graphs.sources import npz
 from tpu_graphs.sources import readers
 
-_CONFIGS = 70  # More than are scored at a time.
+# More configs than are scored at a time.
+_CONFIGS = 70
 _OUTSIDE = 'values outside the range of the training data'
 _PROGRAM = testing.GOLDEN / 'modules' / 'convnet_train_unopt.pb'
-_SEVERAL = testing.GOLDEN / 'corner' / 'tile_sel.pb'  # Three tile modules, two of the same name.
+# This file has three tile modules, two of the same name.
+_SEVERAL = testing.GOLDEN / 'corner' / 'tile_sel.pb'
 _of_tiles, _of_layouts = (
   pytest.mark.parametrize('kind', [kind], indirect=True) for kind in ('tile', 'layout')
 )
@@ -41,7 +43,7 @@ pytestmark = pytest.mark.usefixtures('each_run_loaded_once')
 
 @pytest.fixture(scope='session')
 def folder(kind, tmp_path_factory):
-  """Holds raw/valid/*.npz, data and run."""
+  """Makes a folder with raw/valid/*.npz, data and run."""
   folder = tmp_path_factory.mktemp(f'rank_{kind}')
   data = testing.convert_arrays(
     folder,
@@ -57,7 +59,7 @@ def folder(kind, tmp_path_factory):
 
 
 def _ranked(folder, name, *args, **options):
-  """The ranking as the library gives it."""
+  """Returns the ranking as the library gives it."""
   ranker = ranking_lib.Ranker(folder / 'run')
   [(module, program)] = ranker.read(folder / 'raw' / name)
   return ranker.rank(module, *args, program=program, **options)
@@ -81,7 +83,7 @@ def test_csv_holds_every_config_once_fastest_first(folder, capsys):
   assert all(int(row['runtime_ns']) == (int(row['config_id']) + 1) * 1000 for row in rows)
 
 
-def test_order_is_that_of_evaluate(folder, tmp_path, capsys):
+def test_order_is_the_order_of_evaluate(folder, tmp_path, capsys):
   evaluate.evaluate(
     run=str(folder / 'run'), data=str(folder / 'data'), split='valid', out=str(tmp_path)
   )
@@ -165,13 +167,13 @@ def _csv(capsys):
 
 @pytest.fixture(scope='session')
 def program():
-  """The serialized HloModuleProto of a real program."""
+  """Returns the serialized HloModuleProto of a real program."""
   return hlo.read(_PROGRAM.read_bytes(), kind='layout').program(0)
 
 
 @pytest.fixture(params=['npz', 'HloModuleProto', 'HloProto'])
 def own_program(request, folder, kind, program):
-  """A file with a program, and the module in it."""
+  """Returns the path of a file with a program, and the module in it."""
   path = folder / 'raw' / f'own-{request.param}.{"npz" if request.param == "npz" else "pb"}'
   if request.param == 'npz':
     npz.save(npz.load(folder / 'raw' / 'valid' / 'many-π.npz'), path)
@@ -201,7 +203,7 @@ def test_configs_of_a_file_are_ranked(folder, kind, own_program, capsys):
   assert {row['runtime_ns'] for row in rows} == {''}
 
 
-def test_program_without_configs_tells_what_to_give(folder, kind, program, capsys):
+def test_program_without_configs_names_the_flags_to_give(folder, kind, program, capsys):
   (folder / 'raw' / 'bare.pb').write_bytes(program)
   assert _rank(folder, 'bare.pb') == 1
   message = _refusal(capsys)
@@ -245,7 +247,7 @@ def test_file_of_configs_that_cannot_be_used_is_one_line(folder, flag, message, 
   assert message in _refusal(capsys)
 
 
-def test_show_tells_what_the_best_configs_say(folder, kind, capsys):
+def test_show_describes_the_best_configs(folder, kind, capsys):
   assert _rank(folder, 'valid/many-π.npz', '--top=2') == 0
   table = capsys.readouterr().out
   assert _rank(folder, 'valid/many-π.npz', '--top=2', '--show=1') == 0
@@ -423,7 +425,7 @@ def test_one_of_several_modules(run, tmp_path, capsys):
 
 
 @_of_tiles
-def test_file_of_which_no_module_is_read(run, tmp_path, capsys):
+def test_file_whose_modules_are_all_skipped(run, tmp_path, capsys):
   tuning = protos.TuningData()
   tuning.modules.add().module.computations.add().instructions.add(opcode='add', id=1)
   (tmp_path / 'skipped.pb').write_bytes(tuning.SerializeToString())

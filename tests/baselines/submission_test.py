@@ -1,6 +1,4 @@
-"""Tests of baselines.submission: from runs and datasets to the CSV and its score, worked out
-again from the files.
-"""
+"""Tests of baselines.submission: from runs and data to the CSV and its score."""
 
 import csv
 
@@ -41,7 +39,7 @@ def _convert(folder, kind, sources, **options):
 
 @pytest.fixture(scope='session')
 def runtimes():
-  """Module -> runtimes in ns, the same for both kinds; normalizers differ from config to config."""
+  """Returns module -> runtimes in ns, for both kinds; normalizers differ from config to config."""
   rng = np.random.default_rng(0)
   return {name: rng.choice(10_000, c, replace=False) + 1000 for name, c in _CONFIGS.items()}
 
@@ -52,7 +50,7 @@ def _normalizers(c):
 
 @pytest.fixture(scope='session')
 def data(tmp_path_factory, runtimes):
-  """Kind -> dataset directory."""
+  """Returns kind -> dataset directory."""
   directories = {}
   for kind in _COLLECTIONS:
     sources = {}
@@ -71,7 +69,7 @@ def data(tmp_path_factory, runtimes):
 
 @pytest.fixture(scope='session')
 def run(data, tmp_path_factory):
-  """Kind -> run directory of a model as it is before training."""
+  """Returns kind -> run directory of an untrained model."""
   folder = tmp_path_factory.mktemp('submission_runs')
   return {
     kind: testing.write_run(str(folder / kind), directory) for kind, directory in data.items()
@@ -127,7 +125,7 @@ def test_rows_rank_every_config_of_the_test_split(run, data, run_flags, tmp_path
   assert [path.name for path in out.parent.iterdir()] == [out.name]
 
 
-def test_score_of_a_model_equals_its_rankings_worked_out_by_hand(
+def test_score_of_a_model_equals_the_score_computed_by_hand(
   run, data, run_flags, runtimes, tmp_path, capsys
 ):
   out = tmp_path / 'submission.csv'
@@ -282,7 +280,8 @@ def test_damaged_file_is_one_line(data, runtimes, tmp_path, capsys):
   )
   assert _main(f'--score={path}', f'--data={data["tile"]}', '--split=valid') == 1
   assert capsys.readouterr().err == (
-    f"error: {path}: line 4, tile:xla:b-π: not a position: found 'x', expected integers >= 0, separated by ';'\n"
+    f"error: {path}: line 4, tile:xla:b-π: not a position: found 'x', "
+    "expected integers >= 0, separated by ';'\n"
   )
   path.write_bytes(b'ID,TopConfigs\ntile:xla:\xff,0\n')
   assert _main(f'--score={path}', f'--data={data["tile"]}', '--split=valid') == 1

@@ -1,6 +1,4 @@
-"""Tests of baselines.evaluation.report: what the page holds, and what a real browser makes of
-it.
-"""
+"""Tests of baselines.evaluation.report: the content of the page, and its display in a browser."""
 
 from __future__ import annotations
 
@@ -34,7 +32,8 @@ from tpu_graphs.metrics import module_table
 from tpu_graphs.modules import feature_choices
 
 HOSTILE = '</script><script>document.title = "taken"</script><!-- &amp; \u2028 π "\''
-NOTHING = '\N{EN DASH}'  # What a table shows where there is no value.
+# A table shows this where there is no value.
+NOTHING = '\N{EN DASH}'
 COMMAND = ['tpu-graphs', 'evaluate', '--run=r', '--data=d']
 HISTORY = 'epoch,loss,valid_opa,steps_per_second\n1,2.5,0.6,9\n2,2.0,0.8,9\n3,1.5,,9\n'
 
@@ -69,7 +68,7 @@ def directory(kind='tile', **options):
 
 
 def scored(name, configs=12, seed=0, runtime=None, skill=0.5, kind='tile'):
-  """A module whose scores follow the runtimes as closely as `skill` says."""
+  """Makes a module whose scores follow the runtimes more closely with a higher `skill`."""
   rng = np.random.default_rng([seed, *name.encode()])
   runtime = rng.integers(1000, 5000, configs) if runtime is None else np.asarray(runtime)
   score = (skill * runtime / 1000 + rng.random(runtime.size)).astype(np.float32)
@@ -114,7 +113,7 @@ def result(modules, path='runs/a', split='valid', kind='tile', indices=None):
 
 
 def several(skill, number=70):
-  """Modules of three programs."""
+  """Makes modules of three programs."""
   return [scored(f'net{i % 3}.x_{i:016x}', skill=skill) for i in range(number)]
 
 
@@ -123,7 +122,7 @@ def page(results, comparisons=(), kind='tile'):
 
 
 def data_of(text):
-  """The data in a page, as a browser reads it."""
+  """Parses the data in a page, as a browser reads it."""
   (found,) = re.findall(
     r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL
   )
@@ -182,7 +181,8 @@ def test_size_is_bounded():
   for found in content['results']:
     assert len(found['points']) == report.MAX_SHOWN
     for i, (slowdowns, scores) in found['points'].items():
-      assert 250 <= len(scores) == len(slowdowns) <= 251  # MAX_POINTS over all, and the fastest.
+      # The points are MAX_POINTS over all modules shown, and the fastest config.
+      assert 250 <= len(scores) == len(slowdowns) <= 251
       assert min(slowdowns) == 1
       assert scores[0] == pytest.approx(modules[i].score.min(), rel=1e-4)
   assert len(report.render(content)) < 3e6
@@ -204,7 +204,7 @@ def test_undefined_is_null():
   assert set(view['curve']) == {None}
 
 
-def test_programs_are_told_where_names_tell_them():
+def test_programs_are_shown_where_names_show_them():
   view = data_of(page([result(several(0.5, 9))]))['results'][0]['views']['all']
   assert [(row['name'], row['modules']) for row in view['programs']] == [
     ('net0.x', 3),
@@ -238,7 +238,7 @@ def test_damaged_history_is_named(text, tmp_path):
 
 
 def parsed(command, define_flags):
-  """The flags of a command line as `tpu-graphs` reads them."""
+  """Parses the flags of a command line as `tpu-graphs` does."""
   words = shlex.split(command.replace('\\\n', ' '))
   values = flags.FlagValues()
   define_flags(values)
@@ -246,7 +246,7 @@ def parsed(command, define_flags):
   return words[1], values
 
 
-def test_commands_give_the_same_again():
+def test_commands_reproduce_the_flags():
   one = result([scored('a')])
   config = dict(one.run.config)
   config['training'] = {
@@ -305,7 +305,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser, tmp_path):
-  """Opens a page; when the test is over, nothing must have been logged or loaded but the page."""
+  """Opens pages, and checks in the end that nothing was logged or loaded but the pages."""
   urls = []
 
   def visit(text, width=1400, scheme='light'):
@@ -338,7 +338,7 @@ def visit(browser, tmp_path):
 
 
 def wait_for_layout(browser):
-  """Charts are drawn once the browser knows their width."""
+  """Waits until charts are drawn, since the browser must know their width first."""
   browser.execute_async_script('requestAnimationFrame(() => requestAnimationFrame(arguments[0]))')
 
 
@@ -358,9 +358,8 @@ def find(browser, selector):
 
 def click(browser, selector):
   node = find(browser, selector)
-  browser.execute_script(
-    'arguments[0].scrollIntoView({block: "center"})', node
-  )  # Not below the sticky controls.
+  # In the center, the node is not below the sticky controls.
+  browser.execute_script('arguments[0].scrollIntoView({block: "center"})', node)
   node.click()
 
 
@@ -406,9 +405,8 @@ def test_one_run_is_shown(visit):
   assert texts(browser, 'nav label') == ['Judge by' + ''.join(texts(browser, 'nav option'))]
   assert len(browser.find_elements('css selector', '#curve polyline')) == 2
   assert len(browser.find_elements('css selector', '#size circle')) == 70
-  assert (
-    len(browser.find_elements('css selector', '#configs circle')) == 12 + 2 + 3
-  )  # And two marks, and the legend.
+  # There are 12 configs, two marks, and three entries of the legend.
+  assert len(browser.find_elements('css selector', '#configs circle')) == 12 + 2 + 3
   assert texts(browser, '#programs tbody th') != []
   assert len(texts(browser, '#worst tbody tr')) == 10
 
@@ -425,7 +423,8 @@ def test_modules_sort_by_mouse_and_keyboard(visit):
   click(browser, f'{head} button')
   assert [opa[name] for name in column(browser, 0)] == sorted(opa.values(), reverse=True)
   assert find(browser, head).get_attribute('aria-sort') == 'descending'
-  find(browser, '#modules thead th:first-child button').send_keys('\ue007')  # Enter.
+  enter = '\ue007'
+  find(browser, '#modules thead th:first-child button').send_keys(enter)
   assert column(browser, 0) == sorted(opa)
   assert find(browser, head).get_attribute('aria-sort') is None
 
@@ -457,9 +456,8 @@ def test_a_module_is_chosen(visit):
 
   def circles():
     wait_for_layout(browser)
-    return (
-      len(browser.find_elements('css selector', '#configs figure circle')) - 2
-    )  # Less the two marks.
+    # Two of the circles are marks.
+    return len(browser.find_elements('css selector', '#configs figure circle')) - 2
 
   assert circles() in (5, 9)
   click(browser, '#modules tbody tr:nth-child(1) button')
@@ -544,7 +542,7 @@ def test_few_or_undefined(visit, modules):
   assert re.search(r'NaN|Infinity|undefined(?!<)', shown.replace('undefined: one', '')) is None
 
 
-def test_means_over_some_of_the_modules_tell_so(visit):
+def test_means_over_some_of_the_modules_say_so(visit):
   browser = visit(page([result([scored('single', configs=1), scored('a'), scored('b')])]))
   assert all(
     'over 2 of 3 modules; not defined for the others' in text for text in texts(browser, '.card')
@@ -569,7 +567,7 @@ def test_training_curves(visit, tmp_path):
   assert texts(browser, '#training title') == ['epoch 2: 2.0000', 'epoch 2: 0.8000']
 
 
-def test_training_of_one_epoch_is_told_in_numbers(visit, tmp_path):
+def test_training_of_one_epoch_is_shown_in_numbers(visit, tmp_path):
   (tmp_path / 'history.csv').write_text(
     'epoch,loss,valid_top_5_error,learning_rate\n1,2.5,0.25,0.001\n'
   )
@@ -590,7 +588,7 @@ def test_a_narrow_logarithmic_axis_has_several_ticks(visit):
 
 
 def luminance(color):
-  """Of a CSS color rgb(r, g, b), as WCAG 2 defines it."""
+  """Computes the luminance of a CSS color rgb(r, g, b), as WCAG 2 defines it."""
   channels = [int(value) / 255 for value in re.findall(r'\d+', color)[:3]]
   linear = [
     value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels

@@ -1,5 +1,7 @@
-"""Tests of baselines.serving.ranking and `tpu_graphs.rank`: own programs and configs, what is
-refused, noted and explained."""
+"""Tests of baselines.serving.ranking and `tpu_graphs.rank`.
+
+They cover own programs and configs, refusals, notes and explanations.
+"""
 
 import dataclasses
 import io
@@ -25,14 +27,15 @@ from tpu_graphs.sources import candidates
 from tpu_graphs.sources import npz
 
 _PROGRAM = testing.GOLDEN / 'modules' / 'convnet_train_unopt.pb'
-_CONFIGS = 70  # More than are scored at a time.
+# More configs than are scored at a time.
+_CONFIGS = 70
 _of_layouts = pytest.mark.parametrize('kind', ['layout'], indirect=True)
 _of_tiles = pytest.mark.parametrize('kind', ['tile'], indirect=True)
 
 
 @pytest.fixture(scope='session')
 def folder(kind, tmp_path_factory):
-  """Holds raw/train/a.npz, data and run."""
+  """Makes a folder with raw/train/a.npz, data and run."""
   folder = tmp_path_factory.mktemp(f'ranking_{kind}')
   testing.write_run(
     str(folder / 'run'),
@@ -67,7 +70,8 @@ def test_library_call_takes_a_run_by_its_path(folder, module):
 
 def test_configs_in_every_form_are_the_same(ranker, module, tmp_path):
   expected = ranker.rank(module)
-  assert expected.notes == ()  # It is what the run was trained on.
+  # The run was trained on this module, so there is nothing to note.
+  assert expected.notes == ()
   arrays = _arrays(module)
   np.savez(tmp_path / 'c.npz', **arrays)
   names = (
@@ -92,13 +96,13 @@ def test_configs_in_every_form_are_the_same(ranker, module, tmp_path):
     assert not found.module.is_measured
 
 
-def test_scores_are_those_of_evaluation(ranker, module):
+def test_scores_are_the_scores_of_evaluation(ranker, module):
   scorer = scoring.make_scorer(ranker.run.model, module.kind)
   expected = scoring.score_module(scorer, module).score
   np.testing.assert_allclose(ranker.rank(module).scores, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_score_that_is_no_number(ranker, module):
+def test_score_that_is_not_a_number(ranker, module):
   broken = ranking.Ranker(ranker.run.path)
   for variable in broken.run.model.trainable_variables:
     variable.assign(np.full(variable.shape, np.nan))
@@ -106,7 +110,7 @@ def test_score_that_is_no_number(ranker, module):
     broken.rank(module)
 
 
-def test_scores_that_are_all_the_same_are_told(ranker, module):
+def test_scores_that_are_all_the_same_are_noted(ranker, module):
   dead = ranking.Ranker(ranker.run.path)
   for variable in dead.run.model.trainable_variables:
     variable.assign(np.zeros(variable.shape))
@@ -196,7 +200,8 @@ def test_values_that_training_has_not_seen_are_named(ranker, module):
   configs = {name: array.copy() for name, array in _arrays(module).items()}
   name, values = configs.popitem()
   values[3, ..., 7] = 77
-  with pytest.warns(ranking.RankingWarning) as caught:  # Refused is nothing.
+  # Such values are noted and not refused.
+  with pytest.warns(ranking.RankingWarning) as caught:
     tpu_graphs.rank(ranker, dataclasses.replace(module, node_feat=feat), {**configs, name: values})
   of_ops, of_configs = _notes(caught)
   assert of_ops.startswith(
@@ -221,8 +226,8 @@ def test_extra_features_beyond_the_range_are_named(kind, tmp_path):
   np.savez(tmp_path / 'b.npz', **testing.arrays(kind, 3, edge_index=edges))
   with pytest.warns(ranking.RankingWarning) as caught:
     tpu_graphs.rank(run, tmp_path / 'b.npz')
-  # An op is the consumer (column 0 of edges) of two others, and the operand of three; trained on
-  # chains.
+  # An op is the consumer (column 0 of edges) of two others, and the operand of three. The run was
+  # trained on chains.
   assert _notes(caught) == [
     'values outside the range of the training data in 2 of 2 columns of the extra features: '
     'degree.consumers é 3 (0 to 1), degree.operands 2 (0 to 1)'
@@ -231,7 +236,7 @@ def test_extra_features_beyond_the_range_are_named(kind, tmp_path):
 
 @_of_layouts
 @pytest.mark.parametrize('rest', reduction.RESTS)
-def test_graphs_are_reduced_as_those_of_the_training_data(folder, ranker, rest):
+def test_graphs_are_reduced_as_the_training_data_was(folder, ranker, rest):
   data = testing.npz_bytes(testing.layout_arrays(12, 4, seed=5, node_config_ids=np.array([3, 4])))
   module = npz.read(io.BytesIO(data), path='m.npz')
   config = {**ranker.run.config, 'data': {'options': {'keep_hops': 1, 'rest': rest}}}
@@ -240,7 +245,8 @@ def test_graphs_are_reduced_as_those_of_the_training_data(folder, ranker, rest):
   reduced = reduction.keep_hops(module, 1, rest=rest)
   assert reduced.num_ops < module.num_ops
   expected = ranker.rank(reduced).scores
-  for given in (module, reduced):  # What is reduced already stays so.
+  # A second reduction changes nothing.
+  for given in (module, reduced):
     found = reducing.rank(given)
     np.testing.assert_allclose(found.scores, expected, rtol=1e-5, atol=1e-6)
     assert found.module is given
@@ -282,7 +288,7 @@ def test_explanation_names_what_differs(ranker, module, configs):
 
 
 @_of_tiles
-def test_effect_of_a_bound_goes_with_its_sum_and_product(ranker, module):
+def test_effect_of_a_bound_includes_its_sum_and_product(ranker, module):
   feat = np.zeros((2, 24), np.float32)
   feat[:, 8:16] = [[4, 2, 0, 0, 0, 0, 6, 8], [4, 3, 0, 0, 0, 0, 7, 12]]
   found = ranker.rank(module, feat, explain=24)
@@ -297,15 +303,14 @@ def test_effect_of_a_bound_goes_with_its_sum_and_product(ranker, module):
 
 
 @_of_layouts
-def test_ops_that_are_alike_are_told_once(ranker, module):
+def test_ops_that_are_alike_are_named_once(ranker, module):
   feat = np.repeat(np.random.default_rng(0).integers(-1, 5, (20, 1, 18)), 2, axis=1).astype(np.int8)
   [difference] = ranker.rank(module, feat, explain=5).differences
   assert difference.alike == 1
+  equal = np.repeat(feat[:1], 3, axis=0)
   with warnings.catch_warnings():
     warnings.simplefilter('ignore')
-    assert (
-      ranker.rank(module, np.repeat(feat[:1], 3, axis=0), explain=5).differences == ()
-    )  # All configs are equal.
+    assert ranker.rank(module, equal, explain=5).differences == ()
 
 
 def test_run_of_an_earlier_version_has_no_record_of_its_data(ranker, module):

@@ -1,5 +1,4 @@
-"""Tests of baselines.serving.saved_model: every model gives the scores that it gives in training,
-whatever comes together."""
+"""Tests of baselines.serving.saved_model: served models score as in training, in any batch."""
 
 import dataclasses
 
@@ -12,12 +11,15 @@ from baselines.serving import saved_model
 from tests import graphs
 from tpu_graphs.dataset import records
 
-_CONFIGS = 40  # More than are scored at a time below.
+# More configs than are scored at a time below.
+_CONFIGS = 40
 
 
 def _modules(kind):
-  """Several chunks of configs; one config of one op without edges; a name in Unicode; nothing
-  configurable.
+  """Makes modules of different sizes.
+
+  They have several chunks of configs; one config of one op without edges; a name in Unicode; and,
+  for layout, no configurable ops.
   """
   modules = [
     graphs.module(kind, n=5, c=_CONFIGS, seed=1),
@@ -33,16 +35,17 @@ def _tensors(module):
 
 @pytest.fixture(autouse=True)
 def eagerly():
-  """Tracing takes seconds per model; the tests of export_model do it."""
+  """Runs functions eagerly: tracing takes seconds per model, and tests of export_model do it."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(saved_model, '_ROWS', 1)  # So 16 configs are scored at a time.
+    # With this, 16 configs are scored at a time.
+    patch.setattr(saved_model, '_ROWS', 1)
     tf.config.run_functions_eagerly(True)
     yield
   tf.config.run_functions_eagerly(False)
 
 
 @pytest.mark.parametrize('name', models.MODELS)
-def test_scores_are_those_of_the_model(kind, name):
+def test_scores_are_the_scores_of_the_model(kind, name):
   model = graphs.model(name, kind)
   served = saved_model.ServedModel(model, kind)
   modules = _modules(kind)
