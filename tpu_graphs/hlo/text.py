@@ -367,7 +367,8 @@ def _restore_opcodes(serialized: bytes) -> bytes:
 
 
 def _opcode_of_traveller(instruction: Any) -> str | None:
-  for field in unknown_fields.UnknownFieldSet(instruction):  # type: ignore[attr-defined]  # Missing in the stub.
+  # The stub of protobuf lacks this class.
+  for field in unknown_fields.UnknownFieldSet(instruction):  # type: ignore[attr-defined]
     if field.field_number == _TARGET_FIELD and field.data.startswith(_TRAVELLER.encode()):
       return field.data[len(_TRAVELLER) :].decode()
   return None
