@@ -253,7 +253,7 @@ from baselines import scoring
 from baselines.models import parts
 from baselines.training import strategies
 from baselines.training import trainer as trainer_lib
-from tpu_graphs.input import loading
+from tpu_graphs.dataset import directory as directory_lib
 kind, data, over = sys.argv[1], directory_lib.open_directory(sys.argv[2]), json.loads(sys.argv[3])
 options = trainer_lib.TrainOptions(epochs=3, batch_size=4, configs_per_module=8, packs=2, **over)
 model = models.ModelOptions(models.DEFAULT_MODEL[kind], kind, parts.PartOptions(8, 1, 4))
