@@ -329,7 +329,7 @@ _T, _L = testing.tile_arrays, testing.layout_arrays
 def test_wrong_shape(mk, name, array, found, expected):
   error = testing.refused_npz(testing.npz_bytes(mk(**{name: array})))
   assert (error.reason, error.found, error.expected) == ('wrong shape', found, expected)
-  # Of a pair of arrays, the error names the one that is checked later.
+  # The error names the array of a pair that is checked later.
   assert error.where == name or f'(as in {name})' in error.expected
 
 
